@@ -32,23 +32,14 @@ PROGRAMS = {
     "synthetic_lm": synthetic_lm.main,
 }
 OVERRIDES = [
-    ("updates=null", "updates: input should be a valid integer"),
     ("updates=!!python/object:os.system x", "updates: input should be a valid integer"),
-    ("updates=0", "updates: input should be greater than 0"),
-    ("updates=1.5", "updates: input should be a valid integer"),
-    ("batch.total=null", "batch.total: input should be a valid integer"),
-    ("batch.per_gpu=-8", "batch.per_gpu: input should be greater than 0"),
     ("data=???", "Missing mandatory value: data"),
     ("data=${{x", "no viable alternative at input"),
     ("kind=masked_lm", "lm/mini is of kind language_modeling: use another experiment"),
     ("choose.kind=[masked_lm]", "lm/mini is of kind language_modeling"),
-    ("evaluations.x={{", "evaluations.x: input should be a valid dictionary"),
-    ("grid.train.lr=[]", "grid.train.lr: list should have at least 1 item"),
     ("starts_from=nosuch", "nosuch does not exist"),
     ("starts_from=lm/quickstart", "which is not trained: `lrpe train lm/quickstart rope --attention linear"),
-    ("train.save_dir=x", "train: train.save_dir cannot be set"),
     ("grid.train.seed=[1]", "train.seed cannot be set"),
-    ("-- --save-dir x", "--save-dir cannot be set"),
 ]
 TRAIN = "lm/mini rope --cpu --results {results} data={data}"
 # Even root cannot write there.
@@ -63,7 +54,6 @@ CALLS = [
     *(("train", f"{TRAIN} {text}", part) for text, part in OVERRIDES),
     ("train", "../lm/mini rope", "unknown experiment '../lm/mini' (did you mean 'lm/mini'?): `bash"),
     ("lrpe", "metods", "unknown command 'metods' (did you mean 'methods'?)"),
-    ("train", "lm/mini nosuch", "unknown method 'nosuch': `lrpe methods` lists"),
     ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
     ("train", "lm/mini base --results {results} --cpu --precision fp16", "--precision fp16 needs a GPU"),
     ("train", "lm/mini base --results {results} --cpu --gpus 1 --nodes 2", "--rendezvous HOST:PORT"),
@@ -76,11 +66,6 @@ CALLS = [
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
     ("results", "--results README.md --table quickstart", "README.md does not exist"),
-    (
-        "results",
-        "--results {data} --experiment lm/mini --plot x.doc",
-        "must be a file that ends in .png, .pdf or .svg",
-    ),
     ("table", "quickstart --results {results} --methods data=x", "the table has no method 'data=x'"),
     (
         "train",
@@ -93,24 +78,12 @@ CALLS = [
     ("generate", "{damaged}", "(it contains no dictionary)"),
     ("generate", "tests", "tests is a folder without a run: pass a run's folder, such as results/lm/mini/"),
     ("generate", "{checkpoint} --beam 2", "--beam is for translation and question generation, not for lang"),
-    ("generate", "{checkpoint} --length 0", "argument --length: must be an integer of at least 1, not '0'"),
-    (
-        "generate",
-        "{checkpoint} --temperature -1",
-        "temperature must be a number of at least 0 (0:",
-    ),
     ("generate", "{checkpoint} --top-p 0", "top_p must be above 0 and at most 1, not 0.0"),
-    ("classify", "tests", "the following arguments are required: DATA"),
     ("classify", "tests {data} valid=x", "tests is a folder without a run: pass a run's folder"),
     (
         "classify",
         "{checkpoint} {data}",
         "was trained on the task language_modeling: expected a model",
-    ),
-    (
-        "classify",
-        "{checkpoint} {data} valid",
-        "expected SPLIT=FILE, such as valid=predictions.tsv, not 'valid'",
     ),
     ("evaluate-synthetic", "{checkpoint} x", "trained on the task language_modeling: expected synthetic_lm"),
     ("synthetic_lm", "search --tokens-per-sample 1", "is too short for search"),
@@ -155,10 +128,7 @@ def test_usage_names_the_command(name):
     assert run_here(lrpe, name, "--help").stdout.startswith(f"usage: lrpe {name} ")
 
 
-DAMAGED = ["[]", "x", ""]
-
-
-@pytest.mark.parametrize("content", DAMAGED)
+@pytest.mark.parametrize("content", ["[]", "x"])
 def test_damaged_run_json(content, places, tmp_path):
     folder = tmp_path / "lm/mini/linear_rope/seed-1"
     folder.mkdir(parents=True)

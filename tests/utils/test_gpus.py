@@ -25,7 +25,6 @@ V100, T4, A10, L4, H100 = (7, 0), (7, 5), (8, 6), (8, 9), (9, 0)
     (DEFAULT, [H100, V100], "card 1 (cuda:1) with compute capability 7.0: run"),
     (CU126, [V100, T4, A10, L4, H100], None),
     (CU126, [(12, 0)], "capability 12.0: run `bash scripts/setup_env.sh --torch default`, use --cpu"),
-    (["sm_86"], [(8, 0)], "with compute capability 8.0"),
 ])  # fmt: skip
 def test_check_architectures(built_for, capabilities, message, monkeypatch):
     cards = {f"card {i}": capability for i, capability in enumerate(capabilities)}
@@ -73,7 +72,6 @@ def no_cache():
 
 @pytest.mark.parametrize("capability, installed, missing", [
     (V100, True, "compute capability 8.0, and card has 7.0"),
-    (T4, True, "compute capability 8.0, and card has 7.5"),
     ((8, 0), False, "the package fla-core (pip install 'fairseq-lrpe[gpu]')"),
     ((8, 0), True, None),
     (H100, True, None),

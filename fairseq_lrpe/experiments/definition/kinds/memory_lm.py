@@ -92,16 +92,15 @@ def check_method(run: Run, evaluations: dict[str, dict]) -> None:
 
     if run.method not in METHODS:
         raise UserError(f"the method {run.method} has no memory: choose a method of this plugin")
-    encoding = METHODS[run.method].encoding
+    encoding = ENCODINGS[METHODS[run.method].encoding]
     for name, evaluation in evaluations.items():
-        if evaluation.get("clamp") and not ENCODINGS[encoding].uses_distance_table:
-            key = f"evaluations.{name}.clamp"
-            raise UserError(
-                f"{key} needs a table of distances, which {run.method} does not have: set {key}=0"
-            )
+        key = f"evaluations.{name}"
+        if evaluation.get("clamp") and not encoding.uses_distance_table:
+            wrong = f"needs a table of distances, which {run.method} does not have"
+            raise UserError(f"{key}.clamp {wrong}: set {key}.clamp=0")
         if evaluation.get("same_length") and run.attention == "linear":
-            key = f"evaluations.{name}.same_length"
-            raise UserError(f"{key} is impossible in linear attention, which sums all keys: set {key}=false")
+            wrong = "is impossible in linear attention, which sums all keys"
+            raise UserError(f"{key}.same_length {wrong}: set {key}.same_length=false")
 
 
 KIND = MemoryLM()
