@@ -12,7 +12,7 @@ from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment, applicable_overrides, read_yaml
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.schema import Model, error_at, validate
+from fairseq_lrpe.experiments.definition.schema import Model, validate
 from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method, check_method_name
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
@@ -123,13 +123,11 @@ class TableSettings(Model):
                 setattr(column, key, getattr(self, key))
             for part in column.parts:
                 if part not in measured:
-                    key = f"columns.{name}.{'average' if column.average else 'best'}"
-                    raise error_at(key, f"unknown column {part!r}{choices(part, measured)}")
-        for i, row in enumerate(self.rows):
+                    raise UserError(f"columns.{name}: unknown column {part!r}{choices(part, measured)}")
+        for row in self.rows:
             for name in row.columns or ():
                 if name not in self.columns:
-                    message = f"unknown column {name!r}{choices(name, self.columns)}"
-                    raise error_at(f"rows[{i}].columns", message)
+                    raise UserError(f"row {row.row}: unknown column {name!r}{choices(name, self.columns)}")
         return self
 
 

@@ -434,7 +434,7 @@ OWN = {"row": "Own", "attention": "linear", "method": "base"}
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"titel": "x"}, "titel: unknown key (did you mean 'title'?): choose from title"),
+    ({"titel": "x"}, "titel: extra inputs are not permitted"),
     ({"table": "table1"}, "table: "),
     ({"columns": {"a": {**MEASURED, "experiment": "lm/bgi"}}},
      "columns.a.experiment: unknown experiment 'lm/bgi' (did you mean 'lm/big'?): choose from lm/big"),
@@ -445,7 +445,7 @@ OWN = {"row": "Own", "attention": "linear", "method": "base"}
     ({"columns": {"a": {"mini": "lm/small", "evaluation": "valid"}}},
      "own.yaml: experiment: missing: the table has no experiment at --scale full; use --scale mini"),
     ({"columns": {"a": MEASURED, "mean": {"average": ["a", "b"]}}},
-     "columns.mean.average: unknown column 'b': choose from a"),
+     "columns.mean: unknown column 'b': choose from a"),
     ({"baseline": "bsae"}, "baseline: unknown method 'bsae' (did you mean 'base'?): choose"),
     ({"rows": [{**OWN, "method": "t5"}]}, "row Own: the method 't5' does not exist in linear attention"),
     ({"rows": [{**OWN, "changes": {"data": "x"}}]}, "data is not allowed in changes: set it"),
