@@ -139,8 +139,8 @@ class Experiment:
             raise UserError(f"{files}: kind: unknown kind {kind!r}{choices(kind, KINDS)}")
         try:
             cfg = build_config(KINDS[kind], OmegaConf.merge(*reversed(contents.values())))
-        except UserError as error:
-            raise UserError(f"{files}: {error}") from None
+        except (UserError, OmegaConfBaseException) as error:
+            raise UserError(f"{files}: {str(error).splitlines()[0]}") from None
         experiment = cls(name, cfg, KINDS[kind], files, list(shared))
         for text in overrides:
             experiment._override(text)
