@@ -13,11 +13,11 @@ from dataclasses import replace
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fairseq_lrpe.cli import cluster, train
+from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table, TableSpec, tables
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_machine, show_estimate
-from fairseq_lrpe.experiments.execution import scheduler
+from fairseq_lrpe.experiments.execution import scheduler, slurm
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.cli import exit_on_error, image_path, min_int, new_parser, print_wide, resumable
@@ -38,8 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
         if args.estimate:
             machine = estimated_machine(args)
             show_estimate([replace(job, **machine) for job in jobs.values()], args.on)
-        elif cluster.is_requested(args):
-            errors = cluster.main(args, jobs)
+        elif slurm.is_requested(args):
+            errors = slurm.execute(args, jobs)
             if args.wait:
                 show(table, args, errors)
         else:
@@ -59,7 +59,7 @@ def make_parser() -> ArgumentParser:
     text = "number of runs at a time (default: 1), or of jobs in SLURM's queue (default: all)"
     parser.add_argument("--jobs", type=min_int(1), help=text)
     add_machine_flags(parser)
-    cluster.add_flags(parser)
+    slurm.add_flags(parser)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the validation curves")
     add_estimate_flags(parser)
     return parser

@@ -14,10 +14,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fairseq_lrpe.cli import cluster
 from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_machine, show_estimate
-from fairseq_lrpe.experiments.execution import runner
+from fairseq_lrpe.experiments.execution import runner, slurm
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine, train_command
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.methods import check_method
@@ -39,9 +38,9 @@ def main(arguments: list[str] | None = None) -> None:
         if args.estimate:
             machine = estimated_machine(args)
             show_estimate([replace(job, **machine) for job in jobs], args.on)
-        elif not cluster.is_requested(args):
+        elif not slurm.is_requested(args):
             execute_jobs(jobs, args)
-        elif errors := cluster.main(args, {job.run: job for job in jobs}):
+        elif errors := slurm.execute(args, {job.run: job for job in jobs}):
             raise UserError("; ".join(errors))
 
 
@@ -100,6 +99,6 @@ def make_parser() -> ArgumentParser:
     text = "number of jobs in SLURM's queue at a time (default: all)"
     parser.add_argument("--jobs", type=min_int(1), help=text)
     add_machine_flags(parser)
-    cluster.add_flags(parser)
+    slurm.add_flags(parser)
     add_estimate_flags(parser)
     return parser

@@ -1,4 +1,4 @@
-"""Execution of runs on a SLURM cluster, with submitit.
+"""Execution of runs on a SLURM cluster, with submitit, and its options.
 
 Each run is one job, and the job's comment is the run's folder, so squeue alone shows which runs are queued or
 running. The results folder must be on a file system that the nodes share. RUN/slurm contains submitit's files
@@ -14,33 +14,88 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 
 import submitit
+from rich.table import Table
+from rich.text import Text
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from fairseq_lrpe.experiments.definition.experiment import read_yaml
 from fairseq_lrpe.experiments.definition.run import Run, as_value
+from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job, execute_run
-from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.cli import exit_on_error, print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import REPOSITORY
+from fairseq_lrpe.utils.files import REPOSITORY, output_folder
 
-FOLDER = "slurm"
-"""The folder in a run's folder with submitit's files."""
+FOLDER = "slurm"  # in a run's folder, with submitit's files
 DEFAULTS = {"time": "24:00:00", "signal": "USR2@120", "requeue": True, "kill-on-invalid-dep": "yes"}
 """Options of sbatch that configs/cluster.yaml and --slurm override. ``signal`` precedes the time limit."""
 PYTHON = sys.executable  # the interpreter of the jobs, which the nodes have, too
 CPUS_PER_GPU = 4  # for reading data
 MAX_REQUEUES = 1000  # after time limits, before submitit gives up
-UNREACHABLE = re.compile("Unable to contact slurm controller|Socket timed out|Connection refused")
 RETRIES, POLL_SECONDS = 60, 5  # slurmctld may restart
 LOCK_TIMEOUT = 600  # seconds for another command that submits runs to the same results folder
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("cluster")
+    text = "execute the runs on this machine (default), or submit each as a job of SLURM"
+    group.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
+    text = "an option of sbatch, such as partition=gpu; may be repeated; configs/cluster.yaml has defaults"
+    group.add_argument("--slurm", action="append", default=[], metavar="KEY=VALUE", help=text)
+    group.add_argument("--wait", action="store_true", help="wait until all submitted jobs have ended")
+    instead = group.add_mutually_exclusive_group()
+    text = "show which runs are finished, running, queued or failed, and submit nothing"
+    instead.add_argument("--status", action="store_true", help=text)
+    instead.add_argument("--cancel", action="store_true", help="cancel the jobs of these runs")
+
+
+def is_requested(args: Namespace) -> bool:
+    return not args.dry_run and (args.launcher == "slurm" or args.status or args.cancel)
+
+
+def execute(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
+    """Submits the runs, or shows or cancels their jobs; returns one message per failed run with --wait."""
+    if args.status:
+        print_status(jobs)
+    elif shutil.which("sbatch") is None:
+        raise UserError("sbatch was not found: run this command on a login node of a SLURM cluster")
+    elif args.cancel:
+        if numbers := [number for number, _ in queue(jobs).values()]:
+            subprocess.run(["scancel", *numbers], check=True)
+        print(f"{len(numbers)} jobs cancelled")
+    else:
+        with output_folder(args.results):
+            return submit_with_data(args, jobs)
+    return []
+
+
+def submit_with_data(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
+    """Submits the runs with data; with --wait, also those that wait for others, until no run has a job."""
+    jobs, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
+    for message in errors:
+        print(message, file=sys.stderr)
+    submitted, waiting = submit(jobs, args)
+    later = f"; {waiting} more wait: use --wait, or run the same command again" if waiting else ""
+    print(f"{len(submitted)} jobs submitted, {len(queue(jobs))} in the queue{later}", flush=True)
+    tried = set(submitted)
+    with resumable("the submitted jobs continue; --status shows them, and --cancel cancels them"):
+        while args.wait and (waiting or submitted or queue(jobs)):
+            time.sleep(POLL_SECONDS)
+            queued = queue(jobs)
+            failed = {run for run in tried - queued.keys() if jobs[run].state != "finished"}
+            submitted, waiting = submit(jobs, args, failed)
+            tried |= {*submitted, *queued}
+    ended = {run: ended_state(job) for run, job in jobs.items() if args.wait}
+    return errors + [f"{run}: {state}" for run, (_, state) in ended.items() if state != "finished"]
 
 
 @dataclass
@@ -138,16 +193,15 @@ def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
         raise UserError(f"sbatch failed for {job.run}: {lines[-1]}") from None
 
 
-def slurm_command(*command: str) -> str:
-    """Returns the output of a command of SLURM, which is repeated while the controller restarts."""
+def squeue() -> list[str]:
+    """Returns a line for each of the user's jobs; waits while the controller restarts."""
+    command = ["squeue", "--me", "--noheader", "--format=%i|%T|%N|%r|%k"]
     for _ in range(RETRIES):
         done = subprocess.run(command, capture_output=True, text=True)
-        if not done.returncode or not UNREACHABLE.search(done.stderr):
-            break
+        if not done.returncode:
+            return done.stdout.splitlines()
         time.sleep(POLL_SECONDS)
-    if done.returncode:
-        raise UserError(f"{command[0]} failed: {done.stderr.strip().splitlines()[-1]}")
-    return done.stdout
+    raise UserError(f"squeue failed: {done.stderr.strip()}")
 
 
 def queue(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
@@ -156,18 +210,12 @@ def queue(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
     After a crash of its controller, SLURM may hold the job of a finished run, which is left out.
     """
     runs, found = {str(job.folder): run for run, job in jobs.items()}, {}
-    for line in slurm_command("squeue", "--me", "--noheader", "--format=%i|%T|%N|%r|%k").splitlines():
+    for line in squeue():
         number, state, node, reason, comment = line.split("|", 4)
         if (run := runs.get(comment)) and jobs[run].state != "finished":
             state = f"queued ({reason})" if state == "PENDING" else f"{state.lower()} on {node}"
             found[run] = number, state
     return found
-
-
-def states(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
-    """Returns {run: (id of its last job or "-", state)}."""
-    queued = queue(jobs) if shutil.which("squeue") else {}
-    return {run: queued.get(run) or ended_state(job) for run, job in jobs.items()}
 
 
 def ended_state(job: Job) -> tuple[str, str]:
@@ -183,3 +231,15 @@ def ended_state(job: Job) -> tuple[str, str]:
             if line.strip() and not line.startswith(("srun: ", "submitit ")):
                 state = f"failed: {line} ({path})"
     return str(number), state
+
+
+def print_status(jobs: dict[Run, Job]) -> None:
+    """Prints the state of each run, with the id of its last job, and the number of runs in each state."""
+    queued = queue(jobs) if shutil.which("squeue") else {}
+    listing, counts = Table("run", "job", "state"), Counter()
+    for run, job in jobs.items():
+        number, state = queued.get(run) or ended_state(job)
+        listing.add_row(str(run), number, Text(state, "red" if state.startswith("failed") else ""))
+        counts[state.split(":")[0].split(" (")[0].split(" on ")[0]] += 1
+    print_wide(listing)
+    print(", ".join(f"{count} {state}" for state, count in counts.items()))
