@@ -25,10 +25,7 @@ FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", 
 FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
 FREE += ("train.linear_backend",)  # all backends compute the same function
 """Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
-
-OPEN = ("evaluations", "grid", "choose")
-"""Sections of a YAML file to which overrides can add keys."""
-
+OPEN = ("evaluations", "grid", "choose")  # sections of a YAML file to which overrides can add keys
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
 SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
 
@@ -97,23 +94,14 @@ def resolved(cfg: DictConfig) -> dict:
 
 @dataclass
 class Experiment:
-    """An experiment: the settings of its YAML file with KEY=VALUE overrides.
+    """An experiment: the settings of its YAML file with KEY=VALUE overrides."""
 
-    Args:
-        name: path of the YAML file in configs, without the suffix.
-        cfg: settings, including the overrides of ``FREE`` settings.
-        kind: kind of experiment.
-        files: names of the YAML file and of the files that it extends with ``defaults``, in messages.
-        shared: overrides that also apply to the experiments from which runs start, if these have the key.
-        changes: the other overrides as {key: value}, which are part of the identity of each run.
-    """
-
-    name: str
-    cfg: DictConfig
+    name: str  # path of the YAML file in configs, without the suffix
+    cfg: DictConfig  # settings, including the overrides of ``FREE`` settings
     kind: Kind
-    files: str
-    shared: list[str]
-    changes: dict[str, str] = field(default_factory=dict)
+    files: str  # names of the YAML file and of the files that it extends with ``defaults``, in messages
+    shared: list[str]  # overrides that also apply to the experiments from which runs start
+    changes: dict[str, str] = field(default_factory=dict)  # the other overrides, which identify each run
     _others: dict[str, "Experiment"] = field(default_factory=dict)
 
     @classmethod

@@ -154,35 +154,27 @@ class Paper(Model):
 class Cell:
     """A cell of a table.
 
-    Args:
-        published: mean and standard deviation (or None) in the paper.
-        values: the values of the row's changes, such as [8] for ``train.shaw_k: 8``.
-        better: whether "lower" or "higher" values are better.
-        runs: the runs that measure the cell.
-        parts: the cells of which this cell is the average, or the best one if ``is_best``.
-        drop_worst: whether the worst of three or more seeds is excluded.
-        trials: with ``choose_once``, the runs of each trial, one per seed. ``runs`` has all of them, and
-            those of the trial with the best mean score measure the cell.
-        score: (evaluation, metric) by which a trial is chosen.
+    With ``choose_once``, ``runs`` are those of all ``trials``, of which the one with the best mean score
+    measures the cell.
     """
 
     attention: str
     row: str
     column: str
     method: str | None = None
-    published: tuple[float, float | None] | None = None
-    values: list = field(default_factory=list)
-    better: str = "lower"
+    published: tuple[float, float | None] | None = None  # mean and standard deviation in the paper
+    values: list = field(default_factory=list)  # of the row's changes, such as [8] for ``train.shaw_k: 8``
+    better: str = "lower"  # or "higher"
     experiment: str | None = None
     kind: Kind | None = None
     evaluation: str | None = None
     metric: str | None = None
-    runs: list[Run] = field(default_factory=list)
-    parts: list["Cell"] = field(default_factory=list)
-    is_best: bool = False
-    drop_worst: bool = False
-    trials: list[list[Run]] = field(default_factory=list)
-    score: tuple[str, str] | None = None
+    runs: list[Run] = field(default_factory=list)  # the runs that measure the cell
+    parts: list["Cell"] = field(default_factory=list)  # cells of which this one is the average ...
+    is_best: bool = False  # ... or the best
+    drop_worst: bool = False  # whether the worst of three or more seeds is excluded
+    trials: list[list[Run]] = field(default_factory=list)  # with ``choose_once``: of each trial, one per seed
+    score: tuple[str, str] | None = None  # (evaluation, metric) by which a trial is chosen
 
 
 def tables() -> list[str]:

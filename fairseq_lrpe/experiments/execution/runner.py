@@ -55,32 +55,21 @@ MACHINE = ("gpus", "nodes", "cpu", "precision", "rendezvous")
 
 @dataclass
 class Job:
-    """A run to execute on this machine.
-
-    Args:
-        results: the folder to which runs are written.
-        gpus: number of GPUs per node, or of processes per node if ``cpu``; 0 means one CPU process.
-        rendezvous: HOST:PORT at which the nodes connect.
-        more: further arguments of fairseq-train.
-        environment: environment variables of its commands, besides those of this process.
-        stop: ends the commands of a run that is executed in a thread when it is set.
-        lock: the open lock file of the folder while this process holds the lock.
-        moved: the run's folder if it was moved or copied from its path below ``results``.
-    """
+    """A run to execute on this machine."""
 
     experiment: Experiment
     run: Run
-    results: Path
-    gpus: int = 0
+    results: Path  # the folder to which runs are written
+    gpus: int = 0  # per node, or processes per node if ``cpu``; 0 means one CPU process
     nodes: int = 1
     cpu: bool = True
     precision: str = "fp32"
-    rendezvous: str | None = None
-    more: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
-    stop: threading.Event | None = None
-    lock: IO | None = None
-    moved: Path | None = None
+    rendezvous: str | None = None  # HOST:PORT at which the nodes connect
+    more: list[str] = field(default_factory=list)  # further arguments of fairseq-train
+    environment: dict[str, str] = field(default_factory=dict)  # of its commands, besides this process's
+    stop: threading.Event | None = None  # ends the commands of a run in a thread when it is set
+    lock: IO | None = None  # the open lock file of the folder while this process holds the lock
+    moved: Path | None = None  # the run's folder if it is not at its path below ``results``
 
     @cached_property
     def cfg(self) -> DictConfig:

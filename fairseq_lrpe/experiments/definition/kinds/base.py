@@ -70,23 +70,14 @@ class TrainingSettings(Settings):
 
 
 class Curve(NamedTuple):
-    """The validation metric that plots show over the updates.
+    """The validation metric that plots show over the updates."""
 
-    Args:
-        key: key of fairseq's JSON log.
-        label: label of the y-axis.
-        better: whether "lower" or "higher" values are better.
-        factor: factor by which logged values are multiplied.
-        decimals: number of decimals in the legend.
-        show_all: whether all values of a falling curve are shown, and not only those near its end.
-    """
-
-    key: str
-    label: str
-    better: str = "lower"
-    factor: float = 1.0
-    decimals: int = 2
-    show_all: bool = False
+    key: str  # key of fairseq's JSON log
+    label: str  # label of the y-axis
+    better: str = "lower"  # or "higher"
+    factor: float = 1.0  # factor by which logged values are multiplied
+    decimals: int = 2  # number of decimals in the legend
+    show_all: bool = False  # whether all values of a falling curve are shown, and not only those near its end
 
 
 class Kind:
@@ -96,20 +87,13 @@ class Kind:
     a subclass and its only instance, ``KIND``.
     """
 
-    settings: type[Settings] = TrainingSettings
-    """Pydantic model of the YAML files of this kind."""
-    trains: bool = True
-    """Whether a run trains a model, whose checkpoint is then evaluated."""
-    task: str
-    """Value of fairseq's ``--task``."""
-    family: str
-    """Model family in the names of architectures, such as "lm"."""
-    metrics: dict[str, str]
-    """{name: "lower" or "higher", whichever is better}; ``choose`` and summaries use the first metric."""
-    decimals: dict[str, int] = {"loss": 4, "nats": 4, "tokens_per_second": 0}
-    """{metric: number of decimals in tables}; the default is 2."""
-    curve: Curve | None = None
-    """Validation metric that plots show, or None for no plots."""
+    settings: type[Settings] = TrainingSettings  # pydantic model of the YAML files of this kind
+    trains: bool = True  # whether a run trains a model, whose checkpoint is then evaluated
+    task: str  # value of fairseq's --task
+    family: str  # model family in the names of architectures, such as "lm"
+    metrics: dict[str, str]  # {name: "lower" or "higher"}; ``choose`` and summaries use the first metric
+    decimals: dict[str, int] = {"loss": 4, "nats": 4, "tokens_per_second": 0}  # in tables; otherwise 2
+    curve: Curve | None = None  # validation metric that plots show, or None for no plots
 
     def check(self, cfg: DictConfig) -> None:
         """Raises UserError for invalid combinations of settings."""

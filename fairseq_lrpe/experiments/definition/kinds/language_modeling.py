@@ -18,15 +18,10 @@ MAX_SINUSOIDAL = 100_000
 
 
 class BlockEvaluation(Evaluation):
-    """Settings of an evaluation on blocks of tokens, which overlap only by their context tokens.
+    """Settings of an evaluation on blocks of tokens, which overlap only by their context tokens."""
 
-    Args:
-        length: number of tokens per block; the default is that of the training.
-        context_window: number of tokens at the start of a block that are only context.
-    """
-
-    length: PositiveInt | None = None
-    context_window: NonNegativeInt = 0
+    length: PositiveInt | None = None  # tokens per block; the default is that of the training
+    context_window: NonNegativeInt = 0  # number of tokens at the start of a block that are only context
 
 
 class LanguageModelingSettings(TrainingSettings):

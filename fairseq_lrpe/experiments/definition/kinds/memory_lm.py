@@ -21,20 +21,15 @@ STATE = "state"
 class MemoryEvaluation(Evaluation):
     """Settings of an evaluation with a memory of previous segments.
 
-    Args:
-        memory: number of previous positions whose hidden states are kept, or "state" for the running sums of
-            linear attention over all previous positions, which is evaluated only if training used it, too.
-        segment: number of tokens per segment.
-        streams: number of contiguous parts of the split that are read in parallel.
-        clamp: maximum distance, which replaces all larger distances; 0 disables it.
-        same_length: whether each position attends to the same number of positions.
+    ``memory`` is the number of previous positions whose hidden states are kept, or "state" for the sums of
+    linear attention over all previous positions, which is evaluated only if training used it, too.
     """
 
     memory: Any = 0
-    segment: PositiveInt = 1
-    streams: PositiveInt = 1
-    clamp: NonNegativeInt = 0
-    same_length: bool = False
+    segment: PositiveInt = 1  # tokens per segment
+    streams: PositiveInt = 1  # number of contiguous parts of the split that are read in parallel
+    clamp: NonNegativeInt = 0  # maximum distance, which replaces all larger distances; 0 disables it
+    same_length: bool = False  # whether each position attends to the same number of positions
 
     @field_validator("memory")
     @classmethod
