@@ -214,7 +214,6 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
 
 
 def check_range(name: str, value: float, minimum: float, maximum: float = inf) -> None:
-    """Raises a UserError if the value of a flag is not between ``minimum`` and ``maximum``, inclusive."""
     if not minimum <= value <= maximum:
         allowed = f"at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
         raise UserError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")

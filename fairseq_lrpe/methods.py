@@ -35,11 +35,9 @@ class Method:
 
     @property
     def encoding(self) -> str:
-        """Name of the method's encoding."""
         return self.flags.get("encoding", "none")
 
     def attentions(self) -> list[str]:
-        """Returns the kinds of attention, linear and softmax, that the method supports."""
         from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
 
         return [a for a in ATTENTIONS if a == "softmax" or ENCODINGS[self.encoding].decomposable]
@@ -167,7 +165,6 @@ def check_method(method: str, attention: str) -> None:
 
 
 def check_method_name(method: str) -> None:
-    """Raises a UserError if the method does not exist; does not import torch."""
     if method not in METHODS and method != "fairseq":
         raise UserError(f"unknown method {method!r}{choices(method, [*METHODS, 'fairseq'], LISTING)}")
 

@@ -140,7 +140,6 @@ def score_curves(path: Path, columns: int = 5) -> None:
 
 
 def grid(count: int, columns: int, size: tuple[float, float], **options) -> tuple[Figure, np.ndarray]:
-    """Returns a figure and ``count`` axes in rows of ``columns``; ``size`` is that of one row."""
     rows = -(-count // columns)
     figure = Figure(figsize=(size[0], size[1] * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options).flat

@@ -82,7 +82,6 @@ def measure(args: Namespace) -> list[dict]:
 
 
 def decoding_steps(name: str, args: Namespace) -> Callable[[], None]:
-    """Returns DECODING_STEPS steps of an implementation after a prefix, for a name such as "chunk, 64"."""
     name, length = name.split(", ")
 
     def random_qkv(length):

@@ -72,7 +72,6 @@ def device(cpu: bool = False) -> str:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Returns the duration of a call in seconds; on a GPU, it includes all work that the call queues."""
     start = timer()
     function()
     return timer() - start
@@ -93,7 +92,6 @@ def interleave(steps: list[Callable[[], object]], rounds: Iterable) -> list[list
 
 
 def peak_memory(function: Callable[[], object], cpu: bool = False) -> int:
-    """Returns the largest number of bytes that a call has allocated at a time, on the GPU or the CPU."""
     if device(cpu) == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -38,8 +38,6 @@ LISTING = "`fairseq-train --user-dir fairseq_lrpe --help` lists the architecture
 
 
 class Family(NamedTuple):
-    """The settings with which models of a family are trained on random inputs."""
-
     task: str
     criterion: str
     length_flags: Sequence[str]  # flags of the input length
@@ -170,7 +168,6 @@ def write_classification_data(folder: Path, vocab_size: int, labels: int) -> Non
 
 
 def training_step(model: str, args: Namespace) -> Callable[[], None]:
-    """Returns a function that runs a training step of a model, always on the same random batch."""
     family = family_of(shlex.split(model)[0])
     args = sizes(family, args)
     cfg, task = setup(model, args)

@@ -59,7 +59,6 @@ def execute_jobs(jobs: list[Job], args: Namespace) -> None:
 
 
 def print_commands(jobs: Iterable[Job]) -> None:
-    """Prints each training command, or a comment if it depends on a checkpoint that does not exist."""
     for job in jobs:
         if job.starts_from and not job.starts_from.exists():
             print(f"# {job.run}: the command depends on {job.starts_from}, which does not exist yet")
@@ -78,7 +77,6 @@ def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespac
 
 
 def takes_value(parser: ArgumentParser, text: str) -> bool:
-    """Returns whether a word is an option, possibly abbreviated, whose value is the next word."""
     options = parser._option_string_actions  # argparse has no public access to them
     names = [text] if text in options else [name for name in options if name.startswith(text)]
     return text.startswith("--") and len(names) == 1 and options[names[0]].nargs != 0

@@ -71,7 +71,6 @@ def new_parser(prog: str, description: str, arguments: str) -> argparse.Argument
 
 
 def path_arg(text: str) -> Path:
-    """Converts an argument to a path; an empty argument, which ``Path`` accepts as ".", is an error."""
     if not text:
         raise argparse.ArgumentTypeError("must be a path, not an empty string")
     return Path(text)
@@ -102,8 +101,6 @@ def output_path(text: str, *suffixes: str) -> Path:
 
 
 def min_int(minimum: int) -> Callable[[str], int]:
-    """Returns an argparse type that accepts integers of at least ``minimum``."""
-
     def convert(text):
         if not text.isdecimal() or int(text) < minimum:
             raise argparse.ArgumentTypeError(f"must be an integer of at least {minimum}, not {text!r}")

@@ -87,7 +87,6 @@ def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def check_size(name: str, size: int, limit: int = MAX_BYTES) -> None:
-    """Raises UserError if the ``size`` of the file ``name`` exceeds the limit, both in bytes."""
     if size > limit:
         raise UserError(f"{name} exceeds the limit of {limit:,} bytes")
 
@@ -135,7 +134,6 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes bytes, or text encoded as UTF-8, to a file atomically."""
     with atomic_file(path) as part:
         part.write_bytes(content if isinstance(content, bytes) else content.encode())
 

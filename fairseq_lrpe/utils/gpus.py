@@ -42,7 +42,6 @@ def _runs_on(capability, architecture):
 
 
 def check_bf16() -> None:
-    """Raises UserError if a visible GPU does not support bfloat16 natively."""
     for name, (major, minor) in gpus_here().items():
         if (major, minor) < BF16:
             raise UserError(f"{name} has compute capability {major}.{minor}, but bf16 needs 8.0: use fp16")

@@ -88,7 +88,6 @@ def run_command(
 
 
 def _follow(process, output, stop):
-    """Yields the lines that a process appends to its log until it exits or ``stop`` is set."""
     partial_line, exited = b"", False
     while not exited:
         exited = process.poll() is not None  # checked before the last read, so that all output is read
@@ -127,7 +126,6 @@ def terminate_group(process: subprocess.Popen) -> None:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Delays termination signals and Ctrl-C until the end of the block."""
     received = []
     with handle_signals(lambda number, frame: received.append(number), *TERMINATION_SIGNALS, signal.SIGINT):
         yield

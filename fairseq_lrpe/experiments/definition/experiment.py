@@ -39,7 +39,6 @@ def experiments() -> list[str]:
 
 @cache
 def option_flags() -> dict[str, str]:
-    """Returns {flag: encoding} of the options of all encodings."""
     from fairseq_lrpe.encodings import ENCODINGS, encoding_options  # imports torch, which takes seconds
 
     options = ((name, option) for name, cls in ENCODINGS.items() for option in encoding_options(cls))
@@ -62,7 +61,6 @@ def is_free(key: str) -> bool:
 
 
 def read_yaml(path: Path) -> dict:
-    """Returns the mapping in a YAML file; raises UserError with one line if the file is invalid."""
     return OmegaConf.to_container(_parsed(path, path.stat().st_mtime_ns))
 
 

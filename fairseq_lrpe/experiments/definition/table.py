@@ -42,11 +42,9 @@ class Column(Model):
 
     @property
     def parts(self) -> list[str]:
-        """The columns that this column combines; empty if it is measured by runs."""
         return self.average or self.best
 
     def experiment_at(self, scale: str) -> str | None:
-        """Returns the name of the experiment at a scale; None if the column does not exist there."""
         return getattr(self, EXPERIMENTS[scale])
 
 
@@ -92,8 +90,6 @@ class Row(Model):
 
 
 class OwnRow(Row):
-    """A row that a table's YAML file adds to the published rows."""
-
     attention: Attention
     method: str
 
@@ -144,8 +140,6 @@ class PaperTable(Model):
 
 
 class Paper(Model):
-    """The content of a file in configs/paper: the paper's citation and its tables."""
-
     source: str
     tables: dict[str, PaperTable]
 
@@ -182,7 +176,6 @@ def tables() -> list[str]:
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
-    """Returns the validated content of a YAML file; raises UserError with the file and the invalid key."""
     try:
         return validate(model, read_yaml(path))
     except UserError as error:
@@ -232,11 +225,11 @@ class TableSpec:
             raise self._error(key, error) from None
 
     def _read_published(self):
-        """Returns (citation, published table); without a paper, these are None and an empty table."""
         if self.settings.paper is None:
             return None, PaperTable()
         paper = read_paper(experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml")
-        self._check("table", "table", self.settings.table, [None, *paper.tables])
+        if self.settings.table is not None:
+            self._check("table", "table", self.settings.table, paper.tables)
         return paper.source, paper.tables.get(self.settings.table, PaperTable())
 
     @property

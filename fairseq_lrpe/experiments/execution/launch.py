@@ -59,7 +59,6 @@ def choose_machine(args: Namespace) -> dict[str, object]:
 
 
 def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
-    """Returns the number of batches per process and update; raises UserError if it is not an integer."""
     total, per_gpu, unit, processes = batch.total, batch.per_gpu, batch.unit, max(gpus, 1) * nodes
     if total % (per_gpu * processes):
         where = f"{processes} GPU{'s' * (processes > 1)}" if gpus else "one process"

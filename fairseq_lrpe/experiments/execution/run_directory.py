@@ -21,7 +21,6 @@ from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Returns the versions of Python, torch (with its build, such as +cu126), fairseq and this package."""
     import torch  # this import takes seconds
 
     packages = {"fairseq": "fairseq-fixed", "fairseq_lrpe": "fairseq-lrpe"}
@@ -46,7 +45,6 @@ def processor(environment: Mapping[str, str]) -> dict[str, str | int]:
 
 
 def git_revision() -> dict[str, str | bool | None]:
-    """Returns "revision" and "dirty" (whether tracked files differ from it); both are None outside of git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         text = subprocess.check_output(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, text=True).strip()
@@ -175,7 +173,6 @@ def completed_updates(checkpoints: Path) -> int:
 
 
 def checkpoint_updates(checkpoint: Path) -> int | None:
-    """Returns the number of updates of a checkpoint; None if it is missing or truncated."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
     with suppress(UserError):

@@ -156,7 +156,6 @@ class Job:
             train_command(self)
 
     def check_start(self) -> None:
-        """Raises UserError if the checkpoint that initializes the model does not exist."""
         initial = self.experiment.starts_from(self.run)
         if isinstance(initial, Path) and not initial.is_file():
             raise UserError(f"the checkpoint {initial} does not exist, and no experiment has that name")
@@ -168,7 +167,6 @@ class Job:
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
-    """Returns {file: size in bytes} of a run's data; raises UserError if a file is missing."""
     folder, remedy = REPOSITORY / cfg.data, f"`{PREPARE}` lists the corpora"
     names = {os.path.relpath(path, folder): path for path in kind.data(cfg)}
     if absent := [name for name, path in names.items() if not path.is_file()]:
@@ -218,7 +216,6 @@ def execute_run(job: Job) -> None:
 
 
 def run_primary(job: Job) -> None:
-    """Trains and evaluates the run and records the results; the process must hold the lock of the folder."""
     trials, settings = job.trials(), run_settings(job)
     for one in (job, *trials):
         config = OmegaConf.to_container(one.cfg, resolve=True)
@@ -245,7 +242,6 @@ def run_primary(job: Job) -> None:
 
 
 def train(job: Job, settings: dict) -> None:
-    """Trains from the last checkpoint or from scratch, and records the training speed."""
     folder, before = job.folder, read_json(job.folder / "run.json")
     if before:
         settings["started"] = before["started"]

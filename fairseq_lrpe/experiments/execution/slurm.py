@@ -234,7 +234,6 @@ def ended_state(job: Job) -> tuple[str, str]:
 
 
 def print_status(jobs: dict[Run, Job]) -> None:
-    """Prints the state of each run, with the id of its last job, and the number of runs in each state."""
     queued = queue(jobs) if shutil.which("squeue") else {}
     listing, counts = Table("run", "job", "state"), Counter()
     for run, job in jobs.items():

@@ -106,7 +106,6 @@ class Kind:
         return layout.shards(REPOSITORY / cfg.data) if cfg.data else []
 
     def splits(self, cfg: DictConfig) -> Iterable[str]:
-        """Returns the splits that a training and its evaluations read, without duplicates."""
         return dict.fromkeys(["train", "valid", *(e["split"] for e in self.evaluations(cfg).values())])
 
     def updates(self, cfg: DictConfig) -> int:

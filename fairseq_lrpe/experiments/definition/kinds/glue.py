@@ -127,7 +127,6 @@ def pretrained(path: Path) -> dict:
 
 
 def method_of(path: Path) -> tuple[str, str]:
-    """Returns (attention, method) of a checkpoint; an architecture without a method has "by_flags"."""
     attention, _, method = pretrained(path)["arch"].partition("_roberta")
     return attention, method.removeprefix("_") or "by_flags"
 

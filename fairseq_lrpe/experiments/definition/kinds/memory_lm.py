@@ -82,7 +82,6 @@ class MemoryLM(LanguageModeling):
 
 
 def check_method(run: Run, evaluations: dict[str, dict]) -> None:
-    """Raises UserError before training if the run's method does not support one of its evaluations."""
     from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
 
     if run.method not in METHODS:

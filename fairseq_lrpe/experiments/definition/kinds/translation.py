@@ -13,8 +13,6 @@ LINE = re.compile(r"^([HT])-(\d+)\t(?:-?[\d.]+(?:e-?\d+)?\t)?(.*)$", re.M)
 
 
 class Translation(Kind):
-    """Trains models with fairseq's task ``translation``; the data folder defines the tokenization."""
-
     task = "translation"
     family = "transformer"
     metrics = {"sacrebleu": "higher", "bleu": "higher"}
