@@ -62,7 +62,7 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
     if "finished" not in read_json(folder / "evaluation.json"):
         raise UserError(f"the run in {folder} is not finished: resume it with `lrpe train`")
     cfg.evaluations = {f"{SPLIT}_{length}": {"split": SPLIT, "length": length} for length in lengths}
-    experiment = Experiment(run.experiment, cfg, kind, [folder / "run.json"], [])
+    experiment = Experiment(run.experiment, cfg, kind, str(folder / "run.json"), [])
     job = Job(experiment, run, folder.parent, moved=folder)
     for length in lengths:
         language_modeling.check_length(job, SPLIT, length)
