@@ -42,13 +42,6 @@ def test_command(tmp_path):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("length", [1, 5])
-def test_position_frequencies(length, saved):
-    figures.position_frequencies(None, length)
-    pairs = Counter(i - j for i in range(length) for j in range(length))
-    assert bars(saved[0].axes[0]) == pytest.approx(pairs)
-
-
 @pytest.mark.parametrize(("inputs", "more"), [(1, 0), (2, 3)])
 def test_input_lengths(inputs, more, tmp_path):
     """Lengths are those of the model's inputs, without truncation."""

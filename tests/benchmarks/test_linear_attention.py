@@ -19,17 +19,9 @@ def test_command(tmp_path, monkeypatch):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--lengths 0", "--lengths: must be an integer of at least 1, not '0'"),
-        ("--plot x.doc", "must be a file that ends in .png, .pdf or .svg"),
-        (f"--lengths {10**15}", "out of memory"),
-    ],
-)
-def test_errors(words, message):
-    done = run_here(linear_attention.main, *words.split())
-    assert done.returncode and message in done.stderr.strip().splitlines()[-1]
+def test_lack_of_memory_is_an_error():
+    done = run_here(linear_attention.main, "--lengths", 10**15)
+    assert done.returncode and "out of memory" in done.stderr.strip().splitlines()[-1]
 
 
 def test_exponent_of_a_power():

@@ -95,11 +95,8 @@ def test_a_model_trained_with_kernels_runs_without_them():
     assert torch.equal(trained.eval()(x)[0], plain(x)[0])
 
 
-@pytest.mark.parametrize("backend, message", [
-    ("fla", "fairseq_lrpe: --linear-backend fla needs a CUDA GPU (the device is cpu): pass auto or chunk"),
-    ("magic", "fairseq_lrpe: unknown linear backend 'magic': choose from auto, chunk, fla"),
-])  # fmt: skip
-def test_an_unavailable_backend_is_rejected_before_training(backend, message, train, tmp_path):
-    done = train("linear_lm_rope", tmp_path / "save", "--linear-backend", backend)
-    assert done.returncode and done.stderr.strip() == message
+def test_an_unavailable_backend_is_rejected_before_training(train, tmp_path):
+    done = train("linear_lm_rope", tmp_path / "save", "--linear-backend", "fla")
+    message = "--linear-backend fla needs a CUDA GPU (the device is cpu): pass auto or chunk"
+    assert done.returncode and done.stderr.strip() == f"fairseq_lrpe: {message}"
     assert not (tmp_path / "save").exists()
