@@ -50,14 +50,12 @@ def run_command(
     this process terminates the command.
 
     Args:
-        command: Program name and arguments.
         on_line: Callback that receives each line of output.
         environment: Environment variables besides those of this process.
         stop: Terminates the command when it is set, for commands run in threads.
         popen: Further arguments of ``subprocess.Popen``.
 
     Raises:
-        CommandRejected: If it is a command of fairseq that rejects its arguments.
         CommandFailed: If the exit code is not 0, or ``stop`` was set.
     """
     program = Path(sys.executable).parent / command[0]

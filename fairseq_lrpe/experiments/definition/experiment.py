@@ -104,11 +104,7 @@ class Experiment:
 
     @classmethod
     def load(cls, name: str, overrides: Iterable[str] = (), shared: Iterable[str] = ()) -> "Experiment":
-        """Loads and validates an experiment.
-
-        Raises:
-            UserError: a YAML file or an override is invalid.
-        """
+        """Loads and validates an experiment; raises UserError if a YAML file or an override is invalid."""
         if name not in experiments():
             raise UserError(f"unknown experiment {name!r}{choices(name, experiments(), LISTING)}")
         contents, base = {}, name

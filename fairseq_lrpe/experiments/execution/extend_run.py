@@ -77,12 +77,9 @@ def check(job, settings: dict, shorter: Path, updates: int) -> None:
 
 
 def copy(shorter: Path, folder: Path) -> None:
-    """Copies logs and checkpoints; checkpoint_last.pt at the end, since it determines where training resumes.
-
-    Hard links cannot replace the copies, since fairseq overwrites checkpoints in place.
-    """
+    """Copies logs and checkpoints; the last one determines where training resumes."""
     (folder / "checkpoints").mkdir(exist_ok=True)
     for name in ("train.log", "log.jsonl", "checkpoints/checkpoint_best.pt", LAST):
         if (shorter / name).exists():
-            with atomic_file(folder / name) as part:
+            with atomic_file(folder / name) as part:  # no link, since fairseq overwrites it in place
                 shutil.copyfile(shorter / name, part)

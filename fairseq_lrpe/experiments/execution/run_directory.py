@@ -204,14 +204,10 @@ KINDS = ("train_inner", "valid", "train")  # kinds of log entries, in the order 
 
 
 class Log:
-    """The metrics that fairseq writes to train.log, copied to log.jsonl.
+    """The metrics that fairseq writes to the log ``name`` in a run's folder, copied to log.jsonl.
 
-    At the start, metrics missing in log.jsonl because its writer was killed are read from train.log.
-
-    Args:
-        folder: the run's folder.
-        name: the log file that fairseq writes.
-        completed: the number of updates after which training resumes; metrics of later updates are dropped.
+    At the start, metrics missing in log.jsonl because its writer was killed are read from the logs, and those
+    after the ``completed`` updates, after which training resumes, are dropped.
     """
 
     pattern = re.compile(rf"\| ({'|'.join(KINDS)}) \| (\{{.*\}})$")

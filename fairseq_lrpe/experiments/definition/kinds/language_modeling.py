@@ -145,13 +145,10 @@ def max_length(model: dict) -> tuple[float, str]:
 
 
 def _depends_on_length(build: Callable, trained: int, *inputs) -> bool:
-    """Returns whether a module that is built for more positions than ``trained`` differs at these positions.
-
-    The modules have the same parameters, and their outputs are compared, so that a user's encoding or token
-    positions do not have to declare it.
-    """
+    """Returns whether the outputs of a module depend on the number of positions for which it is built."""
     import torch  # takes seconds
 
+    # Users' encodings and token positions do not have to declare it.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         module, longer = (build(max_positions=n).eval() for n in (trained, 2 * trained))
         try:
