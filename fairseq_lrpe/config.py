@@ -165,7 +165,7 @@ def method_flags(cfg) -> dict:
 
 
 def check_position(cfg, embed_dim: int, num_heads: int) -> None:
-    """Raises a UserError with the choices if the flags are invalid for a model of this size."""
+    """Raises a UserError if the flags are invalid for a model of this size."""
     for name, choices in (
         ("attention", ATTENTIONS),
         ("encoding", ENCODINGS),

@@ -14,7 +14,6 @@ LINEAR_BACKENDS = ("auto", "chunk", "fla")
 
 
 def check_linear_options(linear_norm: str, feature_map: str) -> None:
-    """Raises a UserError for a feature map that the norm of linear attention does not support."""
     if feature_map == "exp" and linear_norm == "layernorm":
         raise UserError(
             "the feature map 'exp' overflows without a division: use the linear norm denominator or content"
@@ -147,7 +146,7 @@ FAIRSEQ_ARCHITECTURES = {"lm": "transformer_lm", "roberta": "roberta", "transfor
 
 
 def architecture(attention: str, family: str, method: str) -> str:
-    """Returns the value of --arch; raises a UserError if fairseq has no model of the family."""
+    """Returns the value of --arch."""
     if method == "fairseq" and family not in FAIRSEQ_ARCHITECTURES:
         raise UserError(
             f"the method 'fairseq' does not exist for the family {family!r}: choose another; {LISTING}"
@@ -156,7 +155,6 @@ def architecture(attention: str, family: str, method: str) -> str:
 
 
 def check_method(method: str, attention: str) -> None:
-    """Raises a UserError if the method does not exist or does not support this kind of attention."""
     if attention not in ATTENTIONS:
         raise UserError(f"unknown attention {attention!r}{choices(attention, ATTENTIONS)}")
     check_method_name(method)

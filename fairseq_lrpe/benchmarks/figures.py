@@ -35,7 +35,7 @@ PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}
 
 
 def prior_matrices(path: Path, reach: int = 64, width: int = 128) -> None:
-    """Plots Figure 2 of Qu et al. 2021: the matrices R by dimension and relative position.
+    """Plots Figure 2: the matrices R by dimension and relative position.
 
     The width is smaller than that of the paper's models, so that single columns are visible.
     """
@@ -52,7 +52,7 @@ def prior_matrices(path: Path, reach: int = 64, width: int = 128) -> None:
 
 
 def position_frequencies(path: Path, length: int = 5) -> None:
-    """Plots Figure 3 of Qu et al. 2021: how many pairs of tokens (i, j) have the relative position i − j."""
+    """Plots Figure 3: how many pairs of tokens (i, j) have the relative position i − j."""
     i = torch.arange(length)
     positions, counts = (i[:, None] - i).unique(return_counts=True)
     figure = Figure(figsize=(5, 3), layout="constrained")
@@ -65,7 +65,7 @@ def position_frequencies(path: Path, length: int = 5) -> None:
 
 
 def prior_distances(path: Path, reach: int = 512, width: int = 512) -> None:
-    """Plots Figures 5 and 6 of Qu et al. 2021: ‖R_x − R_0‖ over the relative position x."""
+    """Plots Figures 5 and 6: ‖R_x − R_0‖ over the relative position x."""
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     axes = figure.subplots(1, 2)
     x = torch.arange(reach + 1)
@@ -98,7 +98,7 @@ def prepared_folders() -> list[Path]:
 
 
 def length_distributions(path: Path, lengths: dict[Path, np.ndarray], columns: int = 3) -> None:
-    """Plots Figure 4 of Qu et al. 2021: a histogram of the :func:`input_lengths` of each data folder.
+    """Plots Figure 4: a histogram of the :func:`input_lengths` of each data folder.
 
     The paper does not name its six datasets. Here, they are the six of its text classification; in its other
     tasks, the encoding is in a decoder.

@@ -47,7 +47,7 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> Namespace:
 
 @contextmanager
 def measuring(program: str, cpu: bool = False) -> Iterator[None]:
-    """Context in which logs are silenced, and invalid input, lack of memory and Ctrl-C exit with one line."""
+    """Context without logs, in which lack of memory is a UserError."""
     for category in (UserWarning, FutureWarning):  # fairseq uses deprecated interfaces of hydra and torch
         warnings.filterwarnings("ignore", category=category)
     logging.disable(logging.INFO)
@@ -178,7 +178,7 @@ def print_table(rows: list[dict], title: str, caption: str) -> None:
 
 
 def format_cell(value: object) -> str:
-    """Formats a value: a float with three digits at least, an integer with separators, None as a dash."""
+    """Formats a value: a float with three digits at least, None as a dash."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

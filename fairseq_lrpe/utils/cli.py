@@ -17,7 +17,7 @@ from fairseq_lrpe.utils.subprocesses import CommandFailed, exit_on_signals
 
 @contextmanager
 def exit_on_error(program: str) -> Iterator[None]:
-    """Exits with one line instead of a traceback after a UserError, OSError, CommandFailed or Ctrl-C."""
+    """Exits with one line after a UserError, OSError, CommandFailed or Ctrl-C."""
     try:
         with exit_on_signals():
             yield
@@ -110,7 +110,7 @@ def min_int(minimum: int) -> Callable[[str], int]:
 
 
 def print_wide(renderable: object) -> None:
-    """Prints a rich renderable in the width of the terminal, or in 150 characters if there is no terminal."""
+    """Prints a rich renderable in the width of the terminal, or in 150 characters."""
     from rich.console import Console
 
     console = Console()

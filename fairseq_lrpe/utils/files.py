@@ -78,7 +78,7 @@ def _entries(folder):
 
 
 def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Returns the content of a regular file of at most ``limit`` bytes; raises UserError for others."""
+    """Returns the content of a regular file of at most ``limit`` bytes."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path} is not a regular file")
@@ -140,7 +140,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields the path PATH.part of a file that is renamed to ``path`` on success and removed on error."""
+    """Yields PATH.part, which is renamed to ``path`` on success and removed on error."""
     part = path.with_name(path.name + ".part")
     try:
         yield part
@@ -162,7 +162,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def save_figure(figure, path: Path, **options) -> None:
-    """Saves a matplotlib figure atomically in the format of the path's suffix; creates parent folders."""
+    """Saves a figure atomically in the format of the path's suffix."""
     with output_folder(path.parent), atomic_file(path) as part:
         figure.savefig(part, format=path.suffix[1:], **options)
 

@@ -29,7 +29,7 @@ PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 class CommandFailed(Exception):
-    """Raised if a command exits with a non-zero code; the message contains the path and end of its log."""
+    """Raised if a command exits with a non-zero code."""
 
 
 class CommandRejected(CommandFailed):
@@ -115,7 +115,7 @@ def _die_with(parent):
 
 
 def terminate_group(process: subprocess.Popen) -> None:
-    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or the grace period is over."""
+    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or is late."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)

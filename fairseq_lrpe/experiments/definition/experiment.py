@@ -46,7 +46,7 @@ def option_flags() -> dict[str, str]:
 
 
 def method_flags() -> list[str]:
-    """Returns the flags of this package's models; overrides can set them even if the YAML file does not."""
+    """Returns the flags that overrides can set even if the YAML file does not."""
     return [*SHARED_FLAGS, *option_flags()]
 
 
@@ -83,7 +83,7 @@ def build_config(kind: Kind, content: DictConfig) -> DictConfig:
 
 
 def resolved(cfg: DictConfig) -> dict:
-    """Returns settings as a dictionary; raises UserError if an interpolation, ${batch.x}, is invalid."""
+    """Returns the settings with resolved interpolations, such as ${batch.x}."""
     try:
         return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -104,7 +104,7 @@ class Experiment:
 
     @classmethod
     def load(cls, name: str, overrides: Iterable[str] = (), shared: Iterable[str] = ()) -> "Experiment":
-        """Loads and validates an experiment; raises UserError if a YAML file or an override is invalid."""
+        """Loads and validates an experiment."""
         if name not in experiments():
             raise UserError(f"unknown experiment {name!r}{choices(name, experiments(), LISTING)}")
         contents, base = {}, name

@@ -192,7 +192,7 @@ def read_paper(path: Path) -> Paper:
 
 
 class TableSpec:
-    """The YAML file of a table and its published table; raises UserError if one of them is invalid."""
+    """The YAML file of a table and its published table."""
 
     def __init__(self, name: str):
         if name not in tables():

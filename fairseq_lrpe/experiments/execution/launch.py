@@ -39,7 +39,7 @@ def add_results_flag(parser: ArgumentParser) -> None:
 
 
 def choose_machine(args: Namespace) -> dict[str, object]:
-    """Returns the arguments of ``Job`` that the flags select; raises UserError if this machine lacks them."""
+    """Returns the arguments of ``Job`` that the flags select."""
     available, rendezvous = len(gpus_here()), getattr(args, "rendezvous", None)
     gpus = (0 if args.cpu else available) if args.gpus is None else args.gpus
     cpu = args.cpu or not gpus or not (available or args.dry_run)

@@ -62,7 +62,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """Returns the JSON object in a file, or {} if there is no file; raises UserError if it is damaged."""
+    """Returns the JSON object in a file, or {} if there is no file."""
     try:
         return object_in(path)
     except ValueError as error:
@@ -70,7 +70,7 @@ def read_json(path: Path) -> dict:
 
 
 def object_in(path: Path) -> dict:
-    """Returns the same as ``read_json``, without the path of the file in the message of the ValueError."""
+    """Returns the same as ``read_json``; raises ValueError without the path."""
     content = json.loads(path.read_text()) if path.exists() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not a JSON object")
@@ -78,7 +78,7 @@ def object_in(path: Path) -> dict:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Returns the objects in a JSON lines file; raises UserError if a line before the last is damaged."""
+    """Returns the objects in a JSON lines file, of which the last may be incomplete."""
     lines, objects = path.read_text().splitlines() if path.exists() else [], []
     for number, line in enumerate(lines, 1):
         try:
@@ -162,7 +162,7 @@ def setting_differences(before: object, after: object, key: str = "") -> list[st
 
 
 def data_differences(before: dict[str, int], after: dict[str, int]) -> list[str]:
-    """Returns the differences of file sizes; files on only one side count only if they are for training."""
+    """Returns the differences of sizes; only files for training count on one side."""
     names = [name for name in {**before, **after} if "train" in name or (name in before and name in after)]
     pairs = ((name, before.get(name), after.get(name)) for name in names)
     return [f"data.{name} was {old} bytes, now {new}" for name, old, new in pairs if old != new]
@@ -227,7 +227,7 @@ class Log:
             return {"kind": match[1], **{k: to_number(v) for k, v in json.loads(match[2]).items()}}
 
     def record(self, line: str) -> dict | None:
-        """Appends the metrics in a line of fairseq's output to log.jsonl and returns them."""
+        """Appends the metrics in a line to log.jsonl and returns them."""
         if entry := self.parse(line):
             self.entries.append(entry)
             with self.jsonl.open("a") as file:

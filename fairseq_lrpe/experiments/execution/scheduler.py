@@ -36,7 +36,7 @@ def share_of_machine(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
 
 
 def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
-    """Returns the number of GPUs of each job, or None for its default; raises UserError for too few GPUs."""
+    """Returns the number of GPUs of each job, or None for its default."""
     available = len(visible_gpus())
     if gpus is None and available:
         if available < jobs:
@@ -50,7 +50,7 @@ def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
 def jobs_with_data(
     planned: dict[Run, Job], gpus: int | None, nodes: int = 1
 ) -> tuple[dict[Run, Job], list[str]]:
-    """Returns runs with data, and a message per experiment without data; UserError if no run has data."""
+    """Returns the runs with data, and a message per experiment without data."""
     ready, messages = {}, {}
     for run, job in planned.items():
         update_freq(job.cfg.batch, gpus or 0, nodes)
@@ -152,7 +152,7 @@ class Scheduler:
         self.running[pool.submit(execute, job)] = run, slot
 
     def finish(self, run: Run, error: str | None, cause: Run) -> None:
-        """Marks a run as done; after an error, those that need it are not started. ``cause`` failed first."""
+        """Marks a run as done; ``cause`` is the run that failed first, if any."""
         if error is None:
             self.say(f"finished {run}")
         else:

@@ -79,7 +79,7 @@ def execute(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
 
 
 def submit_with_data(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
-    """Submits the runs with data; with --wait, also those that wait for others, until no run has a job."""
+    """Submits the runs with data; with --wait, until none has a job."""
     jobs, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
     for message in errors:
         print(message, file=sys.stderr)
@@ -125,7 +125,7 @@ class SlurmRun(submitit.helpers.Checkpointable):
 
 
 def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
-    """Returns sbatch's options from configs/cluster.yaml and "KEY=VALUE"; UserError if one has no value."""
+    """Returns the options of sbatch in configs/cluster.yaml and "KEY=VALUE"."""
     path = REPOSITORY / "configs/cluster.yaml"
     found = {**DEFAULTS, **(read_yaml(path) if path.is_file() else {})}
     for text in given:
@@ -168,7 +168,7 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
 
 
 def complete_submission(job: Job, number: str) -> None:
-    """Renames submitit's file of a queued job if the command that submitted it was killed before doing so."""
+    """Renames submitit's file of a job whose submission was killed before that."""
     path = job.folder / FOLDER / f"{number}_submitted.pkl"
     for unnamed in path.parent.glob("*.pkl") if not path.exists() else ():
         if "_" not in unnamed.name:  # the name is then not that of an earlier job

@@ -64,7 +64,7 @@ class Settings(Model):
 
 
 class TrainingSettings(Settings):
-    """Adds ``updates``; kinds that derive the number of updates from the data extend ``Settings`` instead."""
+    """Adds ``updates``, which some kinds derive from the data instead."""
 
     updates: PositiveInt
 
@@ -127,7 +127,7 @@ class Kind:
         raise NotImplementedError
 
     def describe(self, measured: dict) -> str | None:
-        """Returns one line about the metrics of an evaluation, or None if it has none to show."""
+        """Returns one line about the metrics of an evaluation, if it has any."""
         shown = next((f"{name} {measured[name]:.2f}" for name in self.metrics if name in measured), None)
         if shown and "majority" in measured:
             shown += f" (always predicting the most frequent label: {measured['majority']:.2f})"

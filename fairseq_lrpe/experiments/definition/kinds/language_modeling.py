@@ -145,7 +145,7 @@ def max_length(model: dict) -> tuple[float, str]:
 
 
 def _depends_on_length(build: Callable, trained: int, *inputs) -> bool:
-    """Returns whether the outputs of a module depend on the number of positions for which it is built."""
+    """Returns whether a module depends on the number of positions it is built for."""
     import torch  # takes seconds
 
     # Users' encodings and token positions do not have to declare it.

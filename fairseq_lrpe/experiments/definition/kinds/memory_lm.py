@@ -44,7 +44,7 @@ class MemorySettings(TrainingSettings):
 
 
 class MemoryLM(LanguageModeling):
-    """Trains language models with the task ``memory_lm``, on one stream of text per sequence of the batch."""
+    """Trains on one stream of text per sequence of the batch."""
 
     settings = MemorySettings
     task = "memory_lm"
