@@ -49,8 +49,7 @@ from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.subprocesses import CommandRejected, run_command
 
 LOCK_TIMEOUT = 5  # seconds to wait until the subprocesses of a killed process have ended
-MACHINE = ("gpus", "nodes", "cpu", "precision", "rendezvous")
-"""Attributes of a job that run.json records, with which a run can also be resumed on another machine."""
+MACHINE = ("gpus", "nodes", "cpu", "precision", "rendezvous")  # attributes of a job in run.json
 
 
 @dataclass
