@@ -18,7 +18,6 @@ DATASETS = ("imdb", "sst2", "snli", "qnli", "qqp", "mnli")
 
 @pytest.fixture
 def saved(monkeypatch):
-    """Replaces ``save_figure``, and returns the list to which it appends each figure."""
     found = []
     monkeypatch.setattr(figures, "save_figure", lambda figure, path, **options: found.append(figure))
     return found
@@ -44,7 +43,6 @@ def test_command(tmp_path):
 
 @pytest.mark.parametrize(("inputs", "more"), [(1, 0), (2, 3)])
 def test_input_lengths(inputs, more, tmp_path):
-    """Lengths are those of the model's inputs, without truncation."""
     folder = write_text_dataset(tmp_path / "data", inputs=inputs, longest=900)
     rows = random_texts(24, 0, inputs=inputs, longest=900)
     expected = [sum(map(len, texts)) + more for *texts, _ in rows]

@@ -27,12 +27,10 @@ VALID = "evaluations.test=null"
 
 @pytest.fixture(scope="module")
 def small(data_bin):
-    """Returns the arguments of a tiny run of lm/mini."""
     return ["lm/mini", "tmlr_type1", "--cpu", *SMALL, f"data={data_bin}"]
 
 
 def folder_in(results, words=SMALL, method="linear_tmlr_type1", experiment="lm/mini"):
-    """Returns the run's folder, which has one level per change."""
     changes = sorted(word for word in map(str, words) if "=" in word and not word.startswith(FREE))
     return results.joinpath(experiment, method, *changes, "seed-1")
 
@@ -59,7 +57,6 @@ def entries(folder):
 
 
 def running(folder):
-    """Returns the processes that have the folder in their command line."""
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     return [line for line in listed.splitlines() if str(folder) in line]
 
@@ -275,14 +272,12 @@ def test_dry_run_only_prints(tmp_path, capsys):
 
 
 def write_checkpoint(path, updates):
-    """Writes the parts of fairseq's checkpoints that are read before a training."""
     cfg = {"model": {"_name": "linear_lm"}, "task": {"_name": "language_modeling"}}
     state = {"cfg": cfg, "optimizer_history": [{"num_updates": updates}], "extra_state": {}}
     torch.save({**state, "model": {"weight": torch.rand(99)}}, path)
 
 
 def updates_in(folder):
-    """Returns {name: updates} of the checkpoints in a folder."""
     paths = folder.glob("checkpoint_*.pt")
     return {path.stem[11:]: run_directory.checkpoint_updates(path) for path in paths}
 

@@ -280,7 +280,6 @@ def test_options_of_other_encodings_are_rejected():
 
 
 def parsed(data_bin, experiment, *launch, **kwargs):
-    """Returns fairseq's configuration for the command."""
     words = command(experiment, *launch, overrides=[f"data={data_bin}"], **kwargs)
     parser = options.get_training_parser()
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words[1:]))
