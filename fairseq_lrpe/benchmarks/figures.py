@@ -22,6 +22,7 @@ from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.methods import METHODS, Method
 from fairseq_lrpe.models.data_validation import check_labeled
+from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.tasks.classification import ClassificationConfig, ClassificationTask
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
 from fairseq_lrpe.utils.files import REPOSITORY, display_path, output_folder, save_figure
@@ -164,18 +165,43 @@ def scores_by_distance(method: Method, reach: int = 256, heads: int = 4, head_di
     parameters of the method's encoding (seed 0). Query and keys are the same random positive unit vector. The
     inputs that some encodings use besides queries and keys are random.
     """
-    torch.manual_seed(0)
-    cfg = PositionConfig(attention="softmax", **method.flags)
-    size = {"embed_dim": heads * head_dim, "num_heads": heads}
-    encoding = encoding_from_config(cfg, **size, causal=True, layer=2, layers=6).eval()
-    x = torch.rand(head_dim)
-    x = (x / x.norm()).repeat(1, heads, reach + 1, 1)
+    encoding, x = _initial(method, "softmax", reach, heads, head_dim)
     context = Context(reach, 0)
     if encoding.left_context is not None:
         inputs = torch.randn(1, encoding.left_context + reach + 1, heads * head_dim)
         context = context._replace(features=encoding.input_features(inputs))
     q, k = encoding(x[:, :, :1], x, context)
     return softmax_scores(encoding, q, k, context)[0, :, 0].flip(-1)
+
+
+@torch.no_grad()
+def weights_by_distance(
+    method: Method, attention: str, reach: int = 256, heads: int = 4, head_dim: int = 64
+) -> torch.Tensor:
+    """Returns the weights (heads, reach + 1) of keys at distances 0, 1, .. , which are 1 without an encoding.
+
+    In softmax attention, these are the weights of :func:`scores_by_distance` times the number of keys. In
+    linear attention, they are the products of the same query and keys after the feature map and the encoding,
+    divided by the product without the encoding; they can be negative. A notebook in docs plots them.
+    """
+    if attention == "softmax":
+        return scores_by_distance(method, reach, heads, head_dim).softmax(-1) * (reach + 1)
+    encoding, x = _initial(method, "linear", reach, heads, head_dim)
+    x = FEATURE_MAPS[method.flags.get("feature_map", "elu")](x)
+    identity = torch.eye(reach + 1).expand(1, heads, -1, -1)  # of these values, the outputs are the weights
+    options = {"causal": True, "log_decay": encoding.log_decay(), "normalize": False}
+    weights = linear_attention(*encoding(x, x), identity, **options)[0, :, -1].flip(-1)
+    return weights / x[0, 0, 0].square().sum()
+
+
+def _initial(method, attention, reach, heads, head_dim):
+    """Returns a method's encoding with its initial parameters, and the vector of all queries and keys."""
+    torch.manual_seed(0)
+    cfg = PositionConfig(attention=attention, **method.flags)
+    size = {"embed_dim": heads * head_dim, "num_heads": heads}
+    encoding = encoding_from_config(cfg, **size, causal=True, layer=2, layers=6).eval()
+    x = torch.rand(head_dim)
+    return encoding, (x / x.norm()).repeat(1, heads, reach + 1, 1)
 
 
 def main(arguments: list[str] | None = None) -> None:

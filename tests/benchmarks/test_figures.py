@@ -9,7 +9,7 @@ from labelled_data import random_texts, write_text_dataset
 from tiny import REPOSITORY, run_command, run_here
 
 from fairseq_lrpe.benchmarks import figures
-from fairseq_lrpe.benchmarks.figures import scores_by_distance
+from fairseq_lrpe.benchmarks.figures import scores_by_distance, weights_by_distance
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.methods import METHODS
 
@@ -108,3 +108,32 @@ def test_curves_match_the_formulas():
     rates = torch.sigmoid(3 * torch.arange(4) / 4 + 2)
     assert (per[:, 1:] <= rates[:, None] ** distance[1:] / 8 + 1e-6).all()
     assert scores_by_distance(METHODS["gcdf"]).shape == (4, 257)
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_weights_match_the_formulas(attention):
+    distance = torch.arange(33)
+    torch.testing.assert_close(weights_by_distance(METHODS["base"], attention, 32), torch.ones(4, 33))
+
+    slopes = 2.0 ** (-2 * torch.arange(1, 5))  # ALiBi with four heads
+    expected = torch.exp(-slopes[:, None] * distance)
+    if attention == "softmax":
+        expected *= 33 / expected.sum(1, keepdim=True)
+    torch.testing.assert_close(weights_by_distance(METHODS["alibi"], attention, 32), expected)
+
+    torch.manual_seed(0)
+    x = torch.rand(64)
+    x = x / x.norm()
+    if attention == "linear":
+        x = x + 1  # the feature map of positive features
+    angles = distance[:, None] * 10000.0 ** (-torch.arange(0, 64, 2) / 64)
+    expected = angles.cos() @ x.square().view(32, 2).sum(1)
+    expected = (expected / 8).softmax(0) * 33 if attention == "softmax" else expected / x.square().sum()
+    rope = weights_by_distance(METHODS["rope"], attention, 32)
+    torch.testing.assert_close(rope, expected.expand(4, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_every_method_are_finite():
+    for name, method in METHODS.items():
+        for attention in method.attentions():
+            assert weights_by_distance(method, attention, 4).isfinite().all(), name
