@@ -17,6 +17,7 @@ from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, check_ch
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
 from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.positions import POSITIONS, build_position
+from fairseq_lrpe.utils.errors import UserError, user_errors
 
 ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
 TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two are implemented by fairseq
@@ -164,7 +165,7 @@ def method_flags(cfg) -> dict:
 
 
 def check_position(cfg, embed_dim: int, num_heads: int) -> None:
-    """Raises a ValueError with the choices if the flags are invalid for a model of this size."""
+    """Raises a UserError if the flags are invalid for a model of this size."""
     for name, choices in (
         ("attention", ATTENTIONS),
         ("encoding", ENCODINGS),
@@ -178,21 +179,21 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
         check_linear_options(cfg.linear_norm, cfg.feature_map)
     if cfg.attention == "linear" and not ENCODINGS[cfg.encoding].decomposable:
         decomposable = [name for name, cls in ENCODINGS.items() if cls.decomposable]
-        raise ValueError(
+        raise UserError(
             f"encoding {cfg.encoding!r} needs the score matrix, which linear attention does not compute: "
             f"use softmax attention, or one of {', '.join(decomposable)}"
         )
     if num_heads < 1 or embed_dim % num_heads:
-        raise ValueError(f"the embed dim {embed_dim} is not divisible by {num_heads} attention heads")
+        raise UserError(f"the embed dim {embed_dim} is not divisible by {num_heads} attention heads")
 
 
 def check_options(cfg, given) -> None:
-    """Raises a ValueError if a ``given`` flag is an option of an encoding that is not selected."""
+    """Raises a UserError if a ``given`` flag is an option of an encoding that is not selected."""
     for name, cls in ENCODINGS.items():
         for option in encoding_options(cls):
             option = option_flag(name, option)
             if option in given and name != cfg.encoding:
-                raise ValueError(
+                raise UserError(
                     f"--{option.replace('_', '-')} is an option of the encoding {name!r}, but the encoding "
                     f"is {cfg.encoding!r}: omit it, or pass --encoding {name}, too"
                 )
@@ -202,38 +203,36 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
     """Builds the encoding that the flags select; ``shared`` are the other arguments of :class:`Encoding`.
 
     Raises:
-        ValueError: if the flags are invalid or cannot be combined.
+        UserError: if the flags are invalid or cannot be combined.
     """
     check_position(cfg, embed_dim, num_heads)
     shared |= {"num_heads": num_heads, "head_dim": embed_dim // num_heads}
     for option in encoding_options(ENCODINGS[cfg.encoding]):
         shared[option] = getattr(cfg, option_flag(cfg.encoding, option))
-    return build_encoding(cfg.encoding, **shared)
+    with user_errors():
+        return build_encoding(cfg.encoding, **shared)
 
 
 def check_range(name: str, value: float, minimum: float, maximum: float = inf) -> None:
-    """Raises a ValueError if the value of a flag is not between ``minimum`` and ``maximum``, inclusive."""
     if not minimum <= value <= maximum:
         allowed = f"at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
-        raise ValueError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")
+        raise UserError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")
 
 
 def check_part(cfg, part: str, **shared) -> None:
-    """Raises a ValueError if the flags are invalid for the layers of a model's "encoder" or "decoder".
+    """Raises a UserError if the flags are invalid for the layers of a model's "encoder" or "decoder".
 
     ``shared`` are further arguments of :class:`Encoding`.
     """
     check_range("init_std", getattr(cfg, "init_std", 0.0), 0)  # language models and classifiers have it
     if getattr(cfg, f"{part}_xformers_att_config", None):
-        raise ValueError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
+        raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
     causal = part == "decoder"
     encoding_from_config(part_config(cfg, part), embed_dim=width, num_heads=heads, causal=causal, **shared)
     if cfg.token_positions in POSITIONS:
         name = cfg.token_positions
-        with torch.device("meta"):  # draws no random numbers
+        with torch.device("meta"), user_errors():  # draws no random numbers
             position = build_position(name, embed_dim=width, vocab_size=2, causal=causal)
         if position.every_layer and recomputes_activations(cfg):
-            raise ValueError(
-                f"--checkpoint-activations is not supported with {name} token positions: omit it"
-            )
+            raise UserError(f"--checkpoint-activations is not supported with {name} token positions: omit it")

@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass
 
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices
 
 ATTENTIONS = ("linear", "softmax")
@@ -13,9 +14,8 @@ LINEAR_BACKENDS = ("auto", "chunk", "fla")
 
 
 def check_linear_options(linear_norm: str, feature_map: str) -> None:
-    """Raises a ValueError for a feature map that the norm of linear attention does not support."""
     if feature_map == "exp" and linear_norm == "layernorm":
-        raise ValueError(
+        raise UserError(
             "the feature map 'exp' overflows without a division: use the linear norm denominator or content"
         )
 
@@ -34,11 +34,9 @@ class Method:
 
     @property
     def encoding(self) -> str:
-        """Name of the method's encoding."""
         return self.flags.get("encoding", "none")
 
     def attentions(self) -> list[str]:
-        """Returns the kinds of attention, linear and softmax, that the method supports."""
         from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
 
         return [a for a in ATTENTIONS if a == "softmax" or ENCODINGS[self.encoding].decomposable]
@@ -148,27 +146,25 @@ FAIRSEQ_ARCHITECTURES = {"lm": "transformer_lm", "roberta": "roberta", "transfor
 
 
 def architecture(attention: str, family: str, method: str) -> str:
-    """Returns the value of --arch; raises a ValueError if fairseq has no model of the family."""
+    """Returns the value of --arch."""
     if method == "fairseq" and family not in FAIRSEQ_ARCHITECTURES:
-        raise ValueError(
+        raise UserError(
             f"the method 'fairseq' does not exist for the family {family!r}: choose another; {LISTING}"
         )
     return FAIRSEQ_ARCHITECTURES[family] if method == "fairseq" else f"{attention}_{family}_{method}"
 
 
 def check_method(method: str, attention: str) -> None:
-    """Raises a ValueError if the method does not exist or does not support this kind of attention."""
     if attention not in ATTENTIONS:
-        raise ValueError(f"unknown attention {attention!r}{choices(attention, ATTENTIONS)}")
+        raise UserError(f"unknown attention {attention!r}{choices(attention, ATTENTIONS)}")
     check_method_name(method)
     if attention not in (METHODS[method].attentions() if method in METHODS else ("softmax",)):
-        raise ValueError(f"the method {method!r} does not exist in {attention} attention: {LISTING}")
+        raise UserError(f"the method {method!r} does not exist in {attention} attention: {LISTING}")
 
 
 def check_method_name(method: str) -> None:
-    """Raises a ValueError if the method does not exist; does not import torch."""
     if method not in METHODS and method != "fairseq":
-        raise ValueError(f"unknown method {method!r}{choices(method, [*METHODS, 'fairseq'], LISTING)}")
+        raise UserError(f"unknown method {method!r}{choices(method, [*METHODS, 'fairseq'], LISTING)}")
 
 
 def aliases(method: str) -> list[str]:

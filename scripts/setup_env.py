@@ -18,21 +18,16 @@ TORCH = re.search(r"^torch==(.*)", REQUIREMENTS, re.MULTILINE)[1]
 NAMES = {"default": TORCH, "cu126": f"{TORCH}+cu126", "cpu": f"{TORCH}+cpu"}
 
 
-def find_gpus():
-    """Returns (compute capability, driver version, name) of each kind of GPU in this machine."""
+def choose_version(current):
+    """Returns the build of torch for this machine, or ``current``, the installed one, if it is suitable."""
     command = "timeout 30 nvidia-smi --format=csv,noheader --query-gpu=compute_cap,driver_version,name"
     code, output = subprocess.getstatusoutput(command)
     rows = re.findall(r"^(\d+\.\d+), (\d+).*?, (.+)$", output, re.MULTILINE)
     if "No devices" not in output and (code or not rows) and code != 127:  # 127: there is no nvidia-smi
         raise RuntimeError(f"nvidia-smi failed ({output}): repair the driver or pass --torch")
-    return sorted({(float(capability), int(driver), name) for capability, driver, name in rows})
-
-
-def choose_version(current):
-    """Returns the build of torch for this machine, or ``current``, the installed one, if it is suitable."""
-    gpus = find_gpus()
-    if not gpus:
+    if not rows:
         return current if current and current.split("+")[0] == TORCH else NAMES["cpu"]
+    gpus = sorted({(float(capability), int(driver), name) for capability, driver, name in rows})
     is_new = all(capability >= 7.5 and driver >= 580 for capability, driver, _ in gpus)
     is_old = all(5 <= capability <= 9 and driver >= 525 for capability, driver, _ in gpus)
     if is_new or is_old:

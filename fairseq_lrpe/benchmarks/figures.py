@@ -8,6 +8,7 @@ query and a key over their distance for every relative encoding.
 import logging
 import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from fairseq_lrpe.data import layout
 from fairseq_lrpe.encodings import ENCODINGS, Context, softmax_scores
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
-from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.methods import METHODS, Method
 from fairseq_lrpe.models.data_validation import check_labeled
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.tasks.classification import ClassificationConfig, ClassificationTask
@@ -34,8 +35,8 @@ MAX_POSITIONS = ClassificationConfig().max_positions
 PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}  # GCDF's λ is 4
 
 
-def prior_matrices(path, reach=64, width=128):
-    """Plots Figure 2 of Qu et al. 2021: the matrices R by dimension and relative position.
+def prior_matrices(path: Path, reach: int = 64, width: int = 128) -> None:
+    """Plots Figure 2: the matrices R by dimension and relative position.
 
     The width is smaller than that of the paper's models, so that single columns are visible.
     """
@@ -51,8 +52,8 @@ def prior_matrices(path, reach=64, width=128):
     save_figure(figure, path, dpi=100)
 
 
-def position_frequencies(path, length=5):
-    """Plots Figure 3 of Qu et al. 2021: how many pairs of tokens (i, j) have the relative position i − j."""
+def position_frequencies(path: Path, length: int = 5) -> None:
+    """Plots Figure 3: how many pairs of tokens (i, j) have the relative position i − j."""
     i = torch.arange(length)
     positions, counts = (i[:, None] - i).unique(return_counts=True)
     figure = Figure(figsize=(5, 3), layout="constrained")
@@ -64,29 +65,32 @@ def position_frequencies(path, length=5):
     save_figure(figure, path, dpi=100)
 
 
-def input_lengths(folder):
+def prior_distances(path: Path, reach: int = 512, width: int = 512) -> None:
+    """Plots Figures 5 and 6: ‖R_x − R_0‖ over the relative position x."""
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    axes = figure.subplots(1, 2)
+    x = torch.arange(reach + 1)
+    for ax, (name, prior), number in zip(axes, PRIORS.items(), (5, 6), strict=True):
+        table = prior(x, width)
+        ax.plot(x, (table - table[0]).norm(dim=1))
+        ax.set(title=f"{name}-RPE (Figure {number})", xlabel="relative position x", ylabel=r"$\|R_x - R_0\|$")
+        ax.grid(alpha=0.3)
+    save_figure(figure, path, dpi=150)
+
+
+def input_lengths(folder: Path) -> np.ndarray:
     """Returns the lengths of the training inputs in a data folder of ``classification``, before truncation.
 
     A text has as many tokens as words, and a pair, ``<s> a </s> b </s>``, three more than both texts, as in
-    the experiments on the datasets of Qu et al. 2021.
-
-    Returns:
-        An array (inputs,).
-
-    Raises:
-        ValueError: If the folder has no texts for ``classification``, or if its training set is damaged.
+    the experiments on the datasets of Qu et al. 2021. Raises UserError if the folder has no intact texts.
     """
-    if not (folder / layout.METADATA).is_file() or layout.read_metadata(folder).get("images"):
-        remedy = "`bash data_prep/prepare.sh imdb` prepares some"
-        raise ValueError(f"{folder} has no texts for the task classification: {remedy}")
     check_labeled(folder, "train")
     task = ClassificationTask(ClassificationConfig(data=str(folder), max_positions=sys.maxsize))
     task.load_dataset("train")
     return task.dataset("train").sizes
 
 
-def prepared_folders():
-    """Returns the folders in ``DATA`` that are prepared, and prints the others in one line."""
+def prepared_folders() -> list[Path]:
     missing = [folder for folder in DATA if not (folder / layout.METADATA).is_file()]
     if missing:
         names = ", ".join(str(display_path(folder)) for folder in missing)
@@ -94,21 +98,14 @@ def prepared_folders():
     return [folder for folder in DATA if folder not in missing]
 
 
-def length_distributions(path, lengths, columns=3):
-    """Plots Figure 4 of Qu et al. 2021: a histogram of the input lengths of each data folder.
+def length_distributions(path: Path, lengths: dict[Path, np.ndarray], columns: int = 3) -> None:
+    """Plots Figure 4: a histogram of the :func:`input_lengths` of each data folder.
 
     The paper does not name its six datasets. Here, they are the six of its text classification; in its other
     tasks, the encoding is in a decoder.
-
-    Args:
-        lengths: {folder: result of :func:`input_lengths`}.
     """
-    rows = -(-len(lengths) // columns)
-    figure = Figure(figsize=(10, 2.6 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for ax in axes.flat[len(lengths) :]:
-        ax.axis("off")
-    for ax, (folder, tokens) in zip(axes.flat, lengths.items(), strict=False):
+    figure, axes = grid(len(lengths), columns, (10, 2.6))
+    for ax, (folder, tokens) in zip(axes, lengths.items(), strict=True):
         longest = tokens.max()
         width = -(-longest // 60)
         ax.hist(tokens, np.arange(0, longest + width + 1, width) - 0.5, zorder=2)
@@ -125,29 +122,48 @@ def length_distributions(path, lengths, columns=3):
     save_figure(figure, path, dpi=100)
 
 
-def prior_distances(path, reach=512, width=512):
-    """Plots Figures 5 and 6 of Qu et al. 2021: ‖R_x − R_0‖ over the relative position x."""
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    axes = figure.subplots(1, 2)
-    x = torch.arange(reach + 1)
-    for ax, (name, prior), number in zip(axes, PRIORS.items(), (5, 6), strict=True):
-        table = prior(x, width)
-        ax.plot(x, (table - table[0]).norm(dim=1))
-        ax.set(title=f"{name}-RPE (Figure {number})", xlabel="relative position x", ylabel=r"$\|R_x - R_0\|$")
+def score_curves(path: Path, columns: int = 5) -> None:
+    """Plots the scores of every method with a relative encoding over the distance, one line per head."""
+    methods = {
+        name: method
+        for name, method in METHODS.items()
+        if is_relative(method.encoding) and not name.startswith("ablation_")
+    }
+    figure, axes = grid(len(methods), columns, (15, 2.4), sharex=True)
+    for ax, (name, method) in zip(axes, track(methods.items(), "score curves"), strict=True):
+        ax.plot(scores_by_distance(method).T, linewidth=0.8)
+        ax.set_title(name, fontsize=10)
+        ax.tick_params(labelsize=7)
         ax.grid(alpha=0.3)
-    save_figure(figure, path, dpi=150)
+    figure.supxlabel("distance i − j from the key to the query")
+    figure.supylabel("score before the softmax, one line per head")
+    save_figure(figure, path, dpi=130)
+
+
+def grid(count: int, columns: int, size: tuple[float, float], **options) -> tuple[Figure, np.ndarray]:
+    rows = -(-count // columns)
+    figure = Figure(figsize=(size[0], size[1] * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options).flat
+    for ax in axes[count:]:
+        ax.axis("off")
+    return figure, axes[:count]
+
+
+def is_relative(name: str) -> bool:
+    """Returns whether an encoding's scores depend on the distance only, and not on other tokens."""
+    encoding = ENCODINGS[name]
+    if name == "none" or encoding.uses_absolute_positions:
+        return False
+    return encoding.decomposable or encoding.bidirectional
 
 
 @torch.no_grad()
-def scores_by_distance(method, reach=256, heads=4, head_dim=64):
-    """Returns the scores of a query with keys at distances 0, 1, .. ``reach`` before it.
+def scores_by_distance(method: Method, reach: int = 256, heads: int = 4, head_dim: int = 64) -> torch.Tensor:
+    """Returns the scores (heads, reach + 1) of a query with keys at distances 0, 1, .. ``reach`` before it.
 
     The scores are those of causal softmax attention, before the softmax, in layer 2 of 6, with the initial
     parameters of the method's encoding (seed 0). Query and keys are the same random positive unit vector. The
     inputs that some encodings use besides queries and keys are random.
-
-    Returns:
-        A tensor (heads, reach + 1).
     """
     encoding, x = _initial(method, "softmax", reach, heads, head_dim)
     context = Context(reach, 0)
@@ -159,15 +175,14 @@ def scores_by_distance(method, reach=256, heads=4, head_dim=64):
 
 
 @torch.no_grad()
-def weights_by_distance(method, attention, reach=256, heads=4, head_dim=64):
-    """Returns the attention weights of keys at distances 0, 1, .. ``reach``, which are 1 without an encoding.
+def weights_by_distance(
+    method: Method, attention: str, reach: int = 256, heads: int = 4, head_dim: int = 64
+) -> torch.Tensor:
+    """Returns the weights (heads, reach + 1) of keys at distances 0, 1, .. , which are 1 without an encoding.
 
     In softmax attention, these are the weights of :func:`scores_by_distance` times the number of keys. In
     linear attention, they are the products of the same query and keys after the feature map and the encoding,
-    divided by the product without the encoding; they can be negative.
-
-    Returns:
-        A tensor (heads, reach + 1).
+    divided by the product without the encoding; they can be negative. A notebook in docs plots them.
     """
     if attention == "softmax":
         return scores_by_distance(method, reach, heads, head_dim).softmax(-1) * (reach + 1)
@@ -187,36 +202,6 @@ def _initial(method, attention, reach, heads, head_dim):
     encoding = encoding_from_config(cfg, **size, causal=True, layer=2, layers=6).eval()
     x = torch.rand(head_dim)
     return encoding, (x / x.norm()).repeat(1, heads, reach + 1, 1)
-
-
-def score_curves(path, columns=5):
-    """Plots the scores of every method with a relative encoding over the distance, one line per head."""
-    methods = {
-        name: method
-        for name, method in METHODS.items()
-        if is_relative(method.encoding) and not name.startswith("ablation_")
-    }
-    rows = -(-len(methods) // columns)
-    figure = Figure(figsize=(15, 2.4 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, sharex=True)
-    for ax in axes.flat[len(methods) :]:
-        ax.axis("off")
-    for ax, (name, method) in zip(axes.flat, track(methods.items(), "score curves"), strict=False):
-        ax.plot(scores_by_distance(method).T, linewidth=0.8)
-        ax.set_title(name, fontsize=10)
-        ax.tick_params(labelsize=7)
-        ax.grid(alpha=0.3)
-    figure.supxlabel("distance i − j from the key to the query")
-    figure.supylabel("score before the softmax, one line per head")
-    save_figure(figure, path, dpi=130)
-
-
-def is_relative(name: str) -> bool:
-    """Returns whether an encoding's scores depend on the distance only, and not on other tokens."""
-    encoding = ENCODINGS[name]
-    if name == "none" or encoding.uses_absolute_positions:
-        return False
-    return encoding.decomposable or encoding.bidirectional
 
 
 def main(arguments: list[str] | None = None) -> None:

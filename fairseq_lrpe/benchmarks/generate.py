@@ -20,13 +20,13 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq_lrpe.benchmarks import measurement
 from fairseq_lrpe.benchmarks.train import family_of, random_batch, setup, sizes
 from fairseq_lrpe.utils.cli import min_int
+from fairseq_lrpe.utils.errors import UserError
 
 
 def generation(model: str, args: Namespace) -> Callable[[], None]:
-    """Returns a function that generates ``args.length`` tokens for each sentence of a random batch."""
     family = family_of(shlex.split(model)[0])
     if "decoder_layers" not in family.layer_flags:
-        raise ValueError(f"{model} does not generate text: choose language or translation models")
+        raise UserError(f"{model} does not generate text: choose language or translation models")
     args = sizes(family, args)
     cfg, task = setup(model, args)
     dtype = torch.half if cfg.common.fp16 else torch.bfloat16 if cfg.common.bf16 else torch.float

@@ -11,22 +11,20 @@ from contextlib import contextmanager
 
 import torch
 from rich.progress import track
-from rich.table import Column, Table
+from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import timer
 
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser, output_path, print_wide
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.gpus import check_architectures
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
-"""Parts of torch's error messages on a GPU or CPU without memory."""
 
 
 def model_parser(name: str, description: str) -> ArgumentParser:
-    """Returns the parser of a benchmark of models, with the options that all of them have."""
     arguments = "ARCH [ARCH ...] [options] [-- fairseq-train's flags]"
     parser = new_parser(f"lrpe bench {name}", description, arguments)
     add = parser.add_argument
@@ -43,14 +41,13 @@ def model_parser(name: str, description: str) -> ArgumentParser:
 
 
 def parse(parser: ArgumentParser, arguments: list[str]) -> Namespace:
-    """Returns the parsed arguments; those after "--" become ``flags``."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     return parser.parse_args(arguments[:split], Namespace(flags=arguments[split + 1 :]))
 
 
 @contextmanager
 def measuring(program: str, cpu: bool = False) -> Iterator[None]:
-    """Context in which logs are silenced, and invalid input, lack of memory and Ctrl-C exit with one line."""
+    """Context without logs, in which lack of memory is a UserError."""
     for category in (UserWarning, FutureWarning):  # fairseq uses deprecated interfaces of hydra and torch
         warnings.filterwarnings("ignore", category=category)
     logging.disable(logging.INFO)
@@ -61,18 +58,20 @@ def measuring(program: str, cpu: bool = False) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            if not any(message in str(error) for message in OUT_OF_MEMORY):
+            if not is_out_of_memory(error):
                 raise
-            raise ValueError("out of memory: try smaller sizes") from None
+            raise UserError("out of memory: try smaller sizes") from None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return any(message in str(error) for message in ("out of memory", "can't allocate memory"))
 
 
 def device(cpu: bool = False) -> str:
-    """Returns "cuda" if there is a GPU, unless ``cpu``; otherwise "cpu"."""
     return "cuda" if torch.cuda.is_available() and not cpu else "cpu"
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Returns the duration of a call in seconds; on a GPU, it includes all work that the call queues."""
     start = timer()
     function()
     return timer() - start
@@ -81,12 +80,8 @@ def seconds(function: Callable[[], object]) -> float:
 def interleave(steps: list[Callable[[], object]], rounds: Iterable) -> list[list[float]]:
     """Measures each step once per round, so that changes of the machine's speed affect all of them.
 
-    Args:
-        steps: Functions; each round begins with the next one.
-        rounds: An iterable with an item per round. The first round is a warm-up.
-
-    Returns:
-        The seconds of each step in each round after the first.
+    Each round begins with the next step, and the first round is a warm-up. Returns the seconds of each step
+    in each round after the first.
     """
     times = [[] for _ in steps]
     for number, _ in enumerate(rounds):
@@ -97,7 +92,6 @@ def interleave(steps: list[Callable[[], object]], rounds: Iterable) -> list[list
 
 
 def peak_memory(function: Callable[[], object], cpu: bool = False) -> int:
-    """Returns the largest number of bytes that a call has allocated at a time, on the GPU or the CPU."""
     if device(cpu) == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -142,14 +136,9 @@ class TensorMemory(TorchDispatchMode):
 
 
 def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> list[dict]:
-    """Measures models relative to the first one.
+    """Returns a row {column: value} for each element of ``args.archs``, whose step ``build`` returns.
 
-    Args:
-        build: Returns the step to measure, given an element of ``args.archs``.
-        args: Parsed arguments of :func:`model_parser`.
-
-    Returns:
-        A row {column: value} for each model.
+    The speed is relative to the first one.
     """
 
     def two_steps(arch):  # from the second step on the optimizer's state exists
@@ -170,7 +159,6 @@ def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> li
 
 
 def report(rows: list[dict], title: str, args: Namespace) -> None:
-    """Prints the rows of :func:`compare`, and writes them to the file ``args.json``."""
     caption = (
         f"medians of {args.rounds} interleaved rounds; relative: speed relative to the first model; "
         "spread: range of the rounds' ratios; MiB: peak memory, with the model"
@@ -181,21 +169,16 @@ def report(rows: list[dict], title: str, args: Namespace) -> None:
 
 
 def print_table(rows: list[dict], title: str, caption: str) -> None:
-    """Prints rows {column: value} with the same columns."""
-    columns = [
-        Column(name, justify="left" if isinstance(value, str) else "right") for name, value in rows[0].items()
-    ]
-    is_multiline = any("\n" in str(value) for row in rows for value in row.values())
-    table = Table(*columns, title=title, caption=caption, show_lines=is_multiline)
+    table = Table(title=title, caption=caption)
+    for name, value in rows[0].items():
+        table.add_column(name, justify="left" if isinstance(value, str) else "right")
     for row in rows:
         table.add_row(*map(format_cell, row.values()))
     print_wide(table)
 
 
 def format_cell(value: object) -> str:
-    """Formats a value: a float with three digits at least, an integer with separators, None as a dash."""
+    """Formats a value: a float with three digits at least, None as a dash."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -29,6 +29,7 @@ from fairseq_lrpe.benchmarks import measurement
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.models.classifier import ClassifierModel
 from fairseq_lrpe.models.vit import ViTModel
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN
 from fairseq_lrpe.utils.subprocesses import as_flags
 from fairseq_lrpe.utils.suggest import choices
@@ -37,8 +38,6 @@ LISTING = "`fairseq-train --user-dir fairseq_lrpe --help` lists the architecture
 
 
 class Family(NamedTuple):
-    """The settings with which models of a family are trained on random inputs."""
-
     task: str
     criterion: str
     length_flags: Sequence[str]  # flags of the input length
@@ -79,17 +78,15 @@ FAMILIES = {
 
 
 def family_of(arch: str) -> Family:
-    """Returns the family of an architecture; raises ValueError if there is none."""
     if arch not in models.ARCH_MODEL_REGISTRY:
-        raise ValueError(f"unknown architecture {arch!r}{choices(arch, models.ARCH_MODEL_REGISTRY, LISTING)}")
+        raise UserError(f"unknown architecture {arch!r}{choices(arch, models.ARCH_MODEL_REGISTRY, LISTING)}")
     for model, family in FAMILIES.items():
         if issubclass(models.ARCH_MODEL_REGISTRY[arch], model):
             return family
-    raise ValueError(f"{arch} cannot be measured: choose a model of one of fairseq-lrpe's families")
+    raise UserError(f"{arch} cannot be measured: choose a model of one of fairseq-lrpe's families")
 
 
 def sizes(family: Family, args: Namespace) -> Namespace:
-    """Returns ``args`` with the family's default sizes instead of those that are not given."""
     length, vocab_size = args.length or family.length, args.vocab_size or family.vocab_size
     return Namespace(**{**vars(args), "length": length, "vocab_size": vocab_size})
 
@@ -158,7 +155,6 @@ def setup(model: str, args: Namespace):
 
 
 def parse_flags(words: list[str]):
-    """Returns fairseq's configuration for arguments of fairseq-train."""
     parser = options.get_training_parser(default_task="dummy_lm")
     namespace = options.parse_args_and_arch(parser, list(map(str, words)))
     namespace.tpu = False  # --bf16 sets it, and the trainer would use a TPU
@@ -166,18 +162,17 @@ def parse_flags(words: list[str]):
 
 
 def write_classification_data(folder: Path, vocab_size: int, labels: int) -> None:
-    """Writes a dictionary and metadata, which the classification tasks read, to ``folder``."""
     (folder / "dict.txt").write_text("".join(f"type{number} 1\n" for number in range(vocab_size - 4)))
     metadata = {"inputs": 1, "labels": list(map(str, range(labels))), "rows": {}}
     (folder / layout.METADATA).write_text(json.dumps(metadata))
 
 
 def training_step(model: str, args: Namespace) -> Callable[[], None]:
-    """Returns a function that runs a training step of a model, always on the same random batch."""
     family = family_of(shlex.split(model)[0])
     args = sizes(family, args)
     cfg, task = setup(model, args)
     trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    trainer.consolidate_optimizer = trainer.save_checkpoint = lambda *_: None  # after an error, crash.pt
     if not family.num_labels:
         task.load_dataset("train")
     trainer.begin_epoch(1)
@@ -185,7 +180,13 @@ def training_step(model: str, args: Namespace) -> Callable[[], None]:
     batch = random_batch(family, args, dictionary and dictionary.pad())
 
     def step():
-        trainer.train_step([batch], raise_oom=True)  # by default, batches that exceed the memory are skipped
+        try:
+            trainer.train_step([batch], raise_oom=True)  # by default, it skips batches that exceed the memory
+        except Exception as error:
+            if measurement.is_out_of_memory(error):
+                raise
+            cause = " ".join(str(error).split())
+            raise UserError(f"a training step of {model} fails: {type(error).__name__}: {cause}") from error
 
     return step
 

@@ -44,7 +44,6 @@ examples:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a subcommand; ``arguments`` defaults to ``sys.argv[1:]``."""
     # With Python's default, a fifth of the time that torch and fairseq take to start is garbage collection.
     gc.set_threshold(100_000, 50, 100)
     # Importing fairseq sets the root logger to DEBUG, a level at which Pillow logs every chunk of a PNG file.
@@ -68,5 +67,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def listing() -> str:
-    """Returns one line per command: its name and what it does."""
     return "\n".join(f"  {name:<16} {summary}" for name, (_, summary) in COMMANDS.items())

@@ -12,7 +12,6 @@ BENCHMARKS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a benchmark; ``arguments`` defaults to ``sys.argv[1:]``."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in BENCHMARKS:
         import_module(f"fairseq_lrpe.benchmarks.{name.replace('-', '_')}").main(rest)

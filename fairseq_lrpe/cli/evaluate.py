@@ -58,7 +58,7 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
     run, kind = Run.of(settings), KINDS["language_modeling"]
     cfg = build_config(kind, OmegaConf.create(settings["config"]))
     cfg.evaluations = {f"test_{length}": {"split": "test", "length": length} for length in lengths}
-    experiment = Experiment(run.experiment, cfg, kind, [folder / "run.json"], [])
+    experiment = Experiment(run.experiment, cfg, kind, str(folder / "run.json"), [])
     job = Job(experiment, run, folder.parent, moved=folder)
     for length in lengths:
         language_modeling.check_length(job, "test", length)

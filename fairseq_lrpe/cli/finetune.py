@@ -12,7 +12,7 @@ from fairseq_lrpe.cli.train import execute_jobs, parse
 from fairseq_lrpe.data.glue_tasks import TASKS, get_task
 from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
 from fairseq_lrpe.experiments.definition.kinds import glue
-from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch
+from fairseq_lrpe.experiments.execution.launch import add_machine_flags
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser
 from fairseq_lrpe.utils.errors import UserError
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise UserError(f"{args.experiment} does not fine-tune on GLUE: choose from {', '.join(names)}")
         experiment.cfg.starts_from, experiment.cfg.grid["task"] = str(args.checkpoint), args.tasks
         runs = experiment.runs(*glue.method_of(args.checkpoint), args.seeds or experiment.cfg.seeds)
-        execute_jobs([Job(experiment, run, args.results, choose_launch(args)) for run in runs], args.dry_run)
+        execute_jobs([Job(experiment, run, args.results) for run in runs], args)
 
 
 def make_parser() -> ArgumentParser:

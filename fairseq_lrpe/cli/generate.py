@@ -14,7 +14,7 @@ from argparse import SUPPRESS
 
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, read_stdin_lines
-from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.errors import UserError, user_errors
 
 TASKS = ("language_modeling", "memory_lm", "synthetic_lm", "translation", "question_generation")
 
@@ -63,8 +63,9 @@ def continue_prompts(model, prompts: list[str], options: dict) -> None:
         stream = model.stream(prompt, **options)  # raises a ValueError for an invalid option
         print("\n" * (number > 0) + prompt, end="", flush=True)
         try:
-            for text in stream:
-                print(text, end="", flush=True)
+            with user_errors():  # the text may be longer than the model supports
+                for text in stream:
+                    print(text, end="", flush=True)
         finally:
             print(flush=True)
 

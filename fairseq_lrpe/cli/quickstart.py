@@ -8,15 +8,14 @@ example:
 """
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+from data_prep import prepare
 from fairseq_lrpe.cli import table
 from fairseq_lrpe.cli.results import RECORDED
 from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, resumable
+from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
@@ -38,14 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(source: Path | None, updates: int | None, results: Path) -> None:
-    """Prepares the text, and trains and evaluates the four models."""
     start = time.time()
     words = ["--from", source] if source else []
-    command = [sys.executable, "-m", "fairseq_lrpe", "prepare", "text", *words, "--out", results / "text"]
-    with exit_on_error("quickstart"), resumable():
-        code = subprocess.run(list(map(str, command)), cwd=REPOSITORY).returncode
-    if code:
-        sys.exit(code)
+    prepare.main(["text", *map(str, [*words, "--out", results / "text"])])
     jobs = min(4, len(os.sched_getaffinity(0)))  # the table quickstart has four runs
     words = ["quickstart", "--results", results, "--jobs", jobs, "--cpu"]
     words += ["--plot", results / "quickstart.png", f"data={results / 'text' / 'bin'}"]
@@ -54,7 +48,6 @@ def run(source: Path | None, updates: int | None, results: Path) -> None:
 
 
 def print_check(results: Path) -> None:
-    """Prints whether the quickstart's runs reproduce the recorded ones."""
     from fairseq_lrpe.experiments.reporting import recording  # imports pandas, which takes long
 
     runs = [run.folder(results) for run in Table("quickstart").runs()]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fairseq_lrpe.cli.results import RECORDED
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, html_path, new_parser
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, output_folder, write_atomic
 
 
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     with exit_on_error("report"):
         if find_spec("plotly") is None:
-            raise ValueError("plotly is missing: run `pip install 'fairseq-lrpe[report]'`")
+            raise UserError("plotly is missing: run `pip install 'fairseq-lrpe[report]'`")
         if args.atlas:
             write_atlas(args.results or RECORDED, args.atlas)
         else:

@@ -6,7 +6,6 @@ Finished runs are not repeated, and interrupted ones are resumed. For example:
   lrpe table tmlr_table2 --scale mini --jobs 2
 """
 
-import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
@@ -14,21 +13,15 @@ from dataclasses import replace
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fairseq_lrpe.cli import cluster, train
+from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table, TableSpec, tables
-from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_launch, show_estimate
-from fairseq_lrpe.experiments.execution import scheduler
-from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch, train_command
+from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_machine, show_estimate
+from fairseq_lrpe.experiments.execution import scheduler, slurm
+from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.utils.cli import (
-    exit_on_error,
-    image_path,
-    min_int,
-    new_parser,
-    print_wide,
-    resumable,
-)
+from fairseq_lrpe.utils.cli import exit_on_error, image_path, min_int, new_parser, print_wide, resumable
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import output_folder
 
 
@@ -43,11 +36,10 @@ def main(arguments: list[str] | None = None) -> None:
         table = Table(args.table, args.scale, overrides)
         jobs = {run: Job(table.experiment_of(run), run, args.results) for run in table.runs(args.methods)}
         if args.estimate:
-            launch = estimated_launch(args)
-            show_estimate([replace(job, launch=launch) for job in jobs.values()], args.on)
-        elif cluster.is_requested(args):
-            with output_folder(args.results):
-                errors = cluster.main(args, jobs)
+            machine = estimated_machine(args)
+            show_estimate([replace(job, **machine) for job in jobs.values()], args.on)
+        elif slurm.is_requested(args):
+            errors = slurm.execute(args, jobs)
             if args.wait:
                 show(table, args, errors)
         else:
@@ -67,7 +59,7 @@ def make_parser() -> ArgumentParser:
     text = "number of runs at a time (default: 1), or of jobs in SLURM's queue (default: all)"
     parser.add_argument("--jobs", type=min_int(1), help=text)
     add_machine_flags(parser)
-    cluster.add_flags(parser)
+    slurm.add_flags(parser)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the validation curves")
     add_estimate_flags(parser)
     return parser
@@ -81,24 +73,23 @@ def execute(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
     count = args.jobs or 1
     if not args.cpu:
         args.gpus = scheduler.gpus_per_job(count, args.gpus, args.dry_run)
-    launch = choose_launch(args)
-    jobs = {run: replace(job, launch=launch) for run, job in jobs.items()}
+    machine = choose_machine(args)
+    jobs = {run: replace(job, **machine) for run, job in jobs.items()}
     if args.dry_run:
-        print_commands(jobs)
+        train.print_commands(job for job in jobs.values() if not job.trials())
         return []
     with output_folder(args.results):
-        ready, errors = scheduler.jobs_with_data(jobs, launch.gpus)
+        ready, errors = scheduler.jobs_with_data(jobs, machine["gpus"])
         for message in errors:
             print(f"table: {message}", file=sys.stderr)
         with resumable():
-            errors += scheduler.Scheduler(ready, count, 0 if launch.cpu else launch.gpus).execute()
+            errors += scheduler.Scheduler(ready, count, 0 if machine["cpu"] else machine["gpus"]).execute()
         if any(job.state == "finished" for job in jobs.values()):
             show(table, args, errors)
     return errors
 
 
 def show(table: Table, args: Namespace, errors: list[str]) -> None:
-    """Prints the table, and plots the curves unless there were errors."""
     from fairseq_lrpe.experiments.reporting import plots  # imports pandas, which takes long
     from fairseq_lrpe.experiments.reporting import tables as reports
 
@@ -108,24 +99,12 @@ def show(table: Table, args: Namespace, errors: list[str]) -> None:
         plots.plot_table(table, records, args.plot)
 
 
-def print_commands(jobs: dict[Run, Job]) -> None:
-    """Prints each run's training command, or a comment if it depends on a checkpoint that does not exist."""
-    for job in jobs.values():
-        if job.trials() or not job.kind.trains:
-            continue
-        if job.starts_from and not job.starts_from.exists():
-            print(f"# {job.run}: the command depends on {job.starts_from}, which does not exist yet")
-        else:
-            print(shlex.join(train_command(job)))
-
-
 def print_tables() -> None:
-    """Prints the title and the scales of each table."""
     listing = RichTable("table", "scales", "title")
     for name in tables():
         try:
             spec = TableSpec(name)
             listing.add_row(name, ", ".join(spec.scales), Text(spec.settings.title))
-        except ValueError as error:
+        except UserError as error:
             listing.add_row(name, "", Text(f"error: {error}", "red"))
     print_wide(listing)

@@ -11,17 +11,17 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+from dataclasses import replace
 
-from fairseq_lrpe.cli import cluster
 from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
-from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_launch, show_estimate
-from fairseq_lrpe.experiments.execution import runner
-from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch, train_command
+from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_machine, show_estimate
+from fairseq_lrpe.experiments.execution import runner, slurm
+from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine, train_command
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.methods import check_method
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser, resumable
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import output_folder
 
 OVERRIDE = re.compile(r"[\w.]+=")
 
@@ -30,35 +30,40 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     split = arguments.index("--") if "--" in arguments else len(arguments)
     args, overrides = parse(make_parser(), arguments[:split])
-    more = arguments[split + 1 :]
     with exit_on_error("train"):
         experiment = Experiment.load(args.experiment, overrides)
         check_method(args.method, args.attention)
         runs = experiment.runs(args.attention, args.method, args.seeds)
+        jobs = [Job(experiment, run, args.results, more=arguments[split + 1 :]) for run in runs]
         if args.estimate:
-            launch = estimated_launch(args)
-            show_estimate([Job(experiment, run, args.results, launch, more) for run in runs], args.on)
-        elif cluster.is_requested(args):
-            jobs = {run: Job(experiment, run, args.results, more=more) for run in runs}
-            with output_folder(args.results):
-                if errors := cluster.main(args, jobs):
-                    raise UserError("; ".join(errors))
-        else:
-            launch = choose_launch(args)
-            execute_jobs([Job(experiment, run, args.results, launch, more) for run in runs], args.dry_run)
+            machine = estimated_machine(args)
+            show_estimate([replace(job, **machine) for job in jobs], args.on)
+        elif not slurm.is_requested(args):
+            execute_jobs(jobs, args)
+        elif errors := slurm.execute(args, {job.run: job for job in jobs}):
+            raise UserError("; ".join(errors))
 
 
-def execute_jobs(jobs: list[Job], dry_run: bool) -> None:
-    """Checks all jobs and executes them one after another, or only prints their training commands."""
-    if dry_run:
-        for trial in (trial for job in jobs for trial in job.trials() or [job]):
-            print(shlex.join(train_command(trial)))
+def execute_jobs(jobs: list[Job], args: Namespace) -> None:
+    """Executes the jobs one after another, or only prints their commands."""
+    machine = choose_machine(args)
+    jobs = [replace(job, **machine) for job in jobs]
+    if args.dry_run:
+        print_commands(trial for job in jobs for trial in job.trials() or [job])
         return
     for job in jobs:
         job.check()
     with resumable():
         for job in jobs:
             runner.execute_run(job)
+
+
+def print_commands(jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        if job.starts_from and not job.starts_from.exists():
+            print(f"# {job.run}: the command depends on {job.starts_from}, which does not exist yet")
+        elif job.kind.trains:
+            print(shlex.join(train_command(job)))
 
 
 def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
@@ -72,7 +77,6 @@ def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespac
 
 
 def takes_value(parser: ArgumentParser, text: str) -> bool:
-    """Returns whether a word is an option, possibly abbreviated, whose value is the next word."""
     options = parser._option_string_actions  # argparse has no public access to them
     names = [text] if text in options else [name for name in options if name.startswith(text)]
     return text.startswith("--") and len(names) == 1 and options[names[0]].nargs != 0
@@ -88,13 +92,11 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--attention", default="linear", help="type: linear (default) or softmax")
     text = "random seeds, with one run each (default: 1)"
     parser.add_argument("--seeds", type=min_int(1), nargs="+", default=[1], help=text)
-    text = (
-        "address of one of the nodes, each of which must execute this command (required if there are several)"
-    )
+    text = "address of one of the nodes, each of which must execute this command (if there are several)"
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help=text)
     text = "number of jobs in SLURM's queue at a time (default: all)"
     parser.add_argument("--jobs", type=min_int(1), help=text)
     add_machine_flags(parser)
-    cluster.add_flags(parser)
+    slurm.add_flags(parser)
     add_estimate_flags(parser)
     return parser

@@ -11,6 +11,7 @@ from fairseq_lrpe.ops.decay import decayed_products, finite_log_decay
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import Float32Parameters
 from fairseq_lrpe.ops.relative import expand_distances
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices as choices_for
 
 ENCODINGS = {}
@@ -287,10 +288,10 @@ def softmax_scores(encoding: Encoding, q: Tensor, k: Tensor, context: Context = 
 
 
 def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
-    """Raises a ValueError that lists the choices if the value is not one of them."""
+    """Raises a UserError that lists the choices if the value is not one of them."""
     if value not in choices:
         listing = "`lrpe methods --flags` lists them"
-        raise ValueError(f"unknown {what} {value!r}{choices_for(value, choices, listing)}")
+        raise UserError(f"unknown {what} {value!r}{choices_for(value, choices, listing)}")
 
 
 def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]], type[Encoding]]:

@@ -19,12 +19,13 @@ from fairseq_lrpe.methods import ATTENTIONS, LISTING, METHODS
 from fairseq_lrpe.models.data_validation import check_data
 from fairseq_lrpe.ops.linear_attention.fla import fla_missing_requirement
 from fairseq_lrpe.tasks import FAMILIES
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.gpus import check_architectures, check_bf16
 from fairseq_lrpe.utils.suggest import choices
 
 
 def check_command_line(words: list[str]) -> None:
-    """Raises a ValueError if the method in --arch is unknown; fairseq's own error lists all architectures."""
+    """Raises a UserError if the method in --arch is unknown; fairseq's own error lists all architectures."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--arch", "-a", default="")
     arch = parser.parse_known_args(list(map(str, words)))[0].arch
@@ -33,7 +34,7 @@ def check_command_line(words: list[str]) -> None:
     if attention in ATTENTIONS and family and arch not in ARCH_MODEL_REGISTRY:
         name = rest.removeprefix(f"{family}_")
         methods = [name for name, method in METHODS.items() if attention in method.attentions()]
-        raise ValueError(f"{attention}_{family} has no method {name!r}{choices(name, methods, LISTING)}")
+        raise UserError(f"{attention}_{family} has no method {name!r}{choices(name, methods, LISTING)}")
 
 
 def check_arguments(args) -> None:
@@ -43,7 +44,7 @@ def check_arguments(args) -> None:
     checkpoint.
 
     Raises:
-        ValueError: for invalid arguments, damaged data or an unreadable checkpoint.
+        UserError: for invalid arguments, damaged data or an unreadable checkpoint.
     """
     if not args.cpu:
         check_architectures()
@@ -58,7 +59,7 @@ def check_arguments(args) -> None:
     if hasattr(args, "data"):
         check_data(args, splits)
     if task == "memory_lm" and training and args.arch.partition("_")[0] not in ATTENTIONS:
-        raise ValueError(f"--task memory_lm requires --arch linear_lm_... or softmax_lm_..., not {args.arch}")
+        raise UserError(f"--task memory_lm requires --arch linear_lm_... or softmax_lm_..., not {args.arch}")
     if hasattr(TASK_REGISTRY.get(task), "check_arguments"):
         TASK_REGISTRY[task].check_arguments(args)
     if training:
@@ -67,18 +68,18 @@ def check_arguments(args) -> None:
 
 
 def check_block_length(args) -> None:
-    """Raises a ValueError if blocks of text exceed the model's maximum length; fairseq would skip all."""
+    """Raises a UserError if blocks of text exceed the model's maximum length; fairseq would skip all."""
     flag = {"language_modeling": "max_target_positions", "masked_lm": "max_positions"}.get(args.task)
     longest = flag and getattr(args, flag, None)
     if longest and str(args.sample_break_mode) in ("None", "none") and args.tokens_per_sample > longest:
-        raise ValueError(
+        raise UserError(
             f"--tokens-per-sample {args.tokens_per_sample} exceeds --{flag.replace('_', '-')} {longest}: "
             f"pass equal values, or omit --{flag.replace('_', '-')}"
         )
 
 
 def check_restored_checkpoint(args) -> None:
-    """Raises a ValueError if the checkpoint from which training continues cannot be read.
+    """Raises a UserError if the checkpoint from which training continues cannot be read.
 
     If it is ``checkpoint_last.pt``, the newest readable checkpoint in its folder replaces it in ``args``.
     """
@@ -91,7 +92,7 @@ def check_restored_checkpoint(args) -> None:
         except ValueError as error:
             newest = newest_readable(last.parent)
             if newest is None:
-                raise ValueError(
+                raise UserError(
                     f"{error}, and its folder has no readable checkpoint: remove it to train from scratch"
                 ) from None
             print(f"fairseq_lrpe: {error}: continuing from {newest}", file=sys.stderr)
@@ -101,52 +102,52 @@ def check_restored_checkpoint(args) -> None:
 
 
 def check_task(task: str, family: str) -> None:
-    """Raises a ValueError if the task requires another family of architectures."""
+    """Raises a UserError if the task requires another family of architectures."""
     if FAMILIES.get(task, family) != family:
         tasks = [name for name in FAMILIES if FAMILIES[name] == family]
-        raise ValueError(
+        raise UserError(
             f"--task {task} requires an architecture of the family {FAMILIES[task]}, not {family}: "
             f"pass --task {' or '.join(tasks)}, or another --arch"
         )
 
 
 def check_pruning(args) -> None:
-    """Raises a ValueError if layers would be removed in training; fairseq could not load the checkpoints."""
+    """Raises a UserError if layers would be removed in training; fairseq could not load the checkpoints."""
     for part in ("encoder", "decoder"):
         if getattr(args, f"{part}_layers_to_keep", None):
-            raise ValueError(
+            raise UserError(
                 f"--{part}-layers-to-keep selects layers of a trained model: omit it, and pass "
                 f"--model-overrides \"{{'{part}_layers_to_keep': '0,2'}}\" to the evaluation"
             )
 
 
 def check_shared_encoding(args, cfg) -> None:
-    """Raises a ValueError if --ddp-backend does not support an encoding that all layers share."""
+    """Raises a UserError if --ddp-backend does not support an encoding that all layers share."""
     if not ENCODINGS[cfg.encoding].shared_across_layers:
         return
     shared = f"does not support the encoding {cfg.encoding}, which all layers share"
     if args.ddp_backend == "fully_sharded":
-        raise ValueError(f"--ddp-backend fully_sharded {shared}: pass another backend")
+        raise UserError(f"--ddp-backend fully_sharded {shared}: pass another backend")
     recomputed = recomputes_activations(cfg) and args.distributed_world_size > 1
     if recomputed and args.ddp_backend not in ("legacy_ddp", "no_c10d"):
-        raise ValueError(
+        raise UserError(
             f"--ddp-backend {args.ddp_backend} with --checkpoint-activations {shared}: "
             "pass --ddp-backend legacy_ddp"
         )
 
 
 def check_machine(args, linear_backend: str) -> None:
-    """Raises a ValueError if this machine does not support --fp16, --bf16 or the backend of attention."""
+    """Raises a UserError if this machine does not support --fp16, --bf16 or the backend of attention."""
     gpu = torch.cuda.is_available() and not args.cpu
     if (
         not torch.cuda.is_available()
         and args.fp16
         and not (args.fp16_no_flatten_grads or args.memory_efficient_fp16)
     ):
-        raise ValueError("--fp16 on a CPU needs --fp16-no-flatten-grads: pass it, too, or --bf16 instead")
+        raise UserError("--fp16 on a CPU needs --fp16-no-flatten-grads: pass it, too, or --bf16 instead")
     if gpu and args.bf16:
         check_bf16()
     if linear_backend == "fla" and (
         reason := fla_missing_requirement(torch.device("cuda" if gpu else "cpu"))
     ):
-        raise ValueError(f"--linear-backend fla needs {reason}: pass auto or chunk")
+        raise UserError(f"--linear-backend fla needs {reason}: pass auto or chunk")

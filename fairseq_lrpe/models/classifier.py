@@ -27,6 +27,7 @@ from fairseq_lrpe.models.encoder_decoder import (
 )
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.tasks.classification import is_joined
+from fairseq_lrpe.utils.errors import UserError
 
 NORMS = ("batch", "layer")
 PIXELS = ("linear", "embedding")
@@ -211,18 +212,18 @@ class ClassifierModel(BaseFairseqModel):
 
     @staticmethod
     def check(args):
-        """Raises a ValueError for invalid flags."""
+        """Raises a UserError for invalid flags."""
         check_choice("encoder norm", args.encoder_norm, NORMS)
         check_choice("pixels", args.pixels, PIXELS)
         check_part(args, "encoder")
 
     @staticmethod
     def check_data(cfg, args):
-        """Raises a ValueError if inputs contain special tokens but --pixels linear has no embeddings."""
+        """Raises a UserError if inputs contain special tokens but --pixels linear has no embeddings."""
         about = layout.read_metadata(Path(args.data))
         has_specials = args.pooling == "first" or is_joined(about, args.pairs)
         if "pixels" in about and cfg.pixels == "linear" and has_specials:
-            raise ValueError(
+            raise UserError(
                 "--pixels linear does not support the special tokens of --pooling first and --pairs joined: "
                 "pass --pixels embedding, or --pooling mean and --pairs apart"
             )
@@ -272,15 +273,15 @@ class ClassifierModel(BaseFairseqModel):
         """Copies the vectors of a file in GloVe's format into the embeddings of their words.
 
         Raises:
-            ValueError: if the file is invalid, has another dimension or none of the words, or if the model
+            UserError: if the file is invalid, has another dimension or none of the words, or if the model
                 has no embeddings.
         """
         embedding = self.encoder.embed_tokens.embedding
         if embedding is None:
-            raise ValueError("--embed-path needs embeddings, and --pixels linear has no embeddings: omit it")
+            raise UserError("--embed-path needs embeddings, and --pixels linear has no embeddings: omit it")
         width = word_vectors.dimension(path)
         if width != embedding.embedding_dim:
-            raise ValueError(
+            raise UserError(
                 f"{path} has vectors of dimension {width}, and the embeddings have dimension "
                 f"{embedding.embedding_dim}: pass --encoder-input-dim {width}, or other vectors"
             )

@@ -10,12 +10,13 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset, infer_dataset_impl
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.tasks import FAMILIES
+from fairseq_lrpe.utils.errors import UserError
 
 PREPARE_AGAIN = "prepare the data again"
 
 
 def check_data(args, splits: list[str]) -> None:
-    """Raises a ValueError if a data folder does not exist or has another dictionary than the first one, or if
+    """Raises a UserError if a data folder does not exist or has another dictionary than the first one, or if
     files of ``splits`` are damaged.
 
     Folders after the first contain only shards of the training set. Missing files are reported by fairseq.
@@ -28,7 +29,7 @@ def check_data(args, splits: list[str]) -> None:
         if not folder.is_dir():
             command = prepare_command(folder)
             remedy = f"`{command}` prepares it" if command else "pass one that fairseq-preprocess wrote"
-            raise ValueError(f"the data folder {str(folder)!r} does not exist: {remedy}")
+            raise UserError(f"the data folder {str(folder)!r} does not exist: {remedy}")
         for split in splits:
             if args.task in ("classification", "image_classification"):
                 check_labeled(folder, split, images=args.task == "image_classification")
@@ -41,38 +42,38 @@ def check_data(args, splits: list[str]) -> None:
 
 
 def check_source_length(folder: Path, limit: int) -> None:
-    """Raises a ValueError if a source has more than ``limit`` tokens; fairseq would skip it in training."""
+    """Raises a UserError if a source has more than ``limit`` tokens; fairseq would skip it in training."""
     indices = [MMapIndexedDataset.Index(str(path)) for path in folder.glob("*.source.idx")]
     longest = max((index.sizes.max() for index in indices), default=0)
     if longest > limit:
-        raise ValueError(
+        raise UserError(
             f"{folder} has a source of {longest} tokens, more than --max-source-positions {limit}: pass "
             f"--max-source-positions {longest}, or prepare the data with --longest {limit}"
         )
 
 
 def check_labeled(folder: Path, split: str, images: bool = False) -> None:
-    """Raises a ValueError if a split is damaged, or contains texts instead of ``images`` or vice versa."""
+    """Raises a UserError if a split is damaged, or contains texts instead of ``images`` or vice versa."""
     about = layout.read_metadata(folder)
     if bool(about.get("images")) != images:
         content, task = ("tokens", "classification") if images else ("image files", "image_classification")
-        raise ValueError(f"{folder} contains {content}: pass --task {task}")
+        raise UserError(f"{folder} contains {content}: pass --task {task}")
     path = folder / f"{split}.label.npy"
     try:
         labels = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is damaged ({error}): {PREPARE_AGAIN}") from None
+        raise UserError(f"{path} is damaged ({error}): {PREPARE_AGAIN}") from None
     if labels.min() < 0 or labels.max() >= len(about["labels"]):
         known = f"the {len(about['labels'])} labels of {layout.METADATA}"
-        raise ValueError(f"{path} has missing labels, or labels other than {known}: {PREPARE_AGAIN}")
+        raise UserError(f"{path} has missing labels, or labels other than {known}: {PREPARE_AGAIN}")
     for number in range(about["inputs"]):
         prefix = folder / f"{split}.input{number}"
         sizes = check_binary(prefix)
         if len(sizes) != len(labels):
-            raise ValueError(f"{prefix} has {len(sizes):,} rows, but {len(labels):,} labels: {PREPARE_AGAIN}")
+            raise UserError(f"{prefix} has {len(sizes):,} rows, but {len(labels):,} labels: {PREPARE_AGAIN}")
         wrong = sizes != prod(about["shape"]) if "shape" in about else np.zeros(len(sizes), bool)
         if wrong.any():
-            raise ValueError(
+            raise UserError(
                 f"{prefix}: row {wrong.argmax():,} has {sizes[wrong.argmax()]:,} pixels instead of "
                 f"{prod(about['shape']):,}: {PREPARE_AGAIN}"
             )
@@ -82,23 +83,23 @@ def check_binary(prefix: Path) -> np.ndarray | None:
     """Returns the sizes of the rows of a binarized text, or None for fairseq's older formats.
 
     Raises:
-        ValueError: if the text is empty or damaged, or does not match its index.
+        UserError: if the text is empty or damaged, or does not match its index.
     """
     binary, index = (prefix.with_name(prefix.name + end) for end in layout.SUFFIXES)
     again = "run fairseq-preprocess on the text again"
     kind = infer_dataset_impl(str(prefix))
     if kind is None:
-        raise ValueError(f"{prefix} lacks .bin or .idx, or is not fairseq's binarized text: {again}")
+        raise UserError(f"{prefix} lacks .bin or .idx, or is not fairseq's binarized text: {again}")
     if kind != "mmap":
         return None
     try:
         about = MMapIndexedDataset.Index(str(index))
     except Exception as error:  # errors of struct, numpy and fairseq have different types
-        raise ValueError(f"{index} is damaged ({error}): {again}") from None
+        raise UserError(f"{index} is damaged ({error}): {again}") from None
     sizes = about.sizes.copy()  # the original is a view into a file that is closed with the index
     expected = int(sizes.sum(dtype=np.int64)) * np.dtype(about.dtype).itemsize
     if not expected or binary.stat().st_size != expected:
-        raise ValueError(
+        raise UserError(
             f"{binary} has {binary.stat().st_size:,} bytes instead of the {expected:,} that its index "
             f"describes, so it is empty, truncated, or from another text: {again}"
         )

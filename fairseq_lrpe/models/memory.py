@@ -13,6 +13,7 @@ from fairseq_lrpe.attention import AttentionState, LinearAttention, SelfAttentio
 from fairseq_lrpe.config import recomputes_activations
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.tasks.memory_lm import Segment
+from fairseq_lrpe.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Memory:
 
 
 def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
-    """Returns the memory that the task's flags select, or None; raises a ValueError if it is unsupported."""
+    """Returns the memory that the task's flags select, or None; raises a UserError if it is unsupported."""
     state = task.memory == "state"
     if not (state or task.memory_length):
         return None
@@ -106,44 +107,44 @@ def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
 
 
 def check_memory(attention: SelfAttention, cfg, task) -> None:
-    """Raises a ValueError if a decoder with this attention and these flags does not support the memory."""
+    """Raises a UserError if a decoder with this attention and these flags does not support the memory."""
     positions, encoding = cfg.token_positions, attention.encoding
     if positions != "none" and not (positions == "sinusoidal" and cfg.no_token_positional_embeddings):
-        raise ValueError(
+        raise UserError(
             f"{positions} token positions restart in each segment, so a memory does not support them: pass "
             "--token-positions none"
         )
     if encoding.uses_absolute_positions:
         known = ", ".join(name for name, cls in ENCODINGS.items() if not cls.uses_absolute_positions)
-        raise ValueError(
+        raise UserError(
             f"{encoding.name} uses absolute positions, which a memory does not support: use one of {known}"
         )
     if recomputes_activations(cfg):
-        raise ValueError("--checkpoint-activations is not supported with a memory: omit it")
+        raise UserError("--checkpoint-activations is not supported with a memory: omit it")
     if cfg.decoder_layerdrop:
-        raise ValueError(
+        raise UserError(
             "--decoder-layerdrop is not supported with a memory, which each layer extends: omit it"
         )
     if task.clamp_length and not encoding.uses_distance_table:
         known = ", ".join(name for name, cls in ENCODINGS.items() if cls.uses_distance_table)
-        raise ValueError(
+        raise UserError(
             f"--clamp-length is not supported by {encoding.name}, which does not look up distances: omit it, "
             f"or use one of {known}"
         )
     if task.memory == "state":
         check_state(attention)
     if task.same_length and not isinstance(attention, SoftmaxAttention):
-        raise ValueError("--same-length requires softmax attention: omit it, or pass --arch softmax_lm_...")
+        raise UserError("--same-length requires softmax attention: omit it, or pass --arch softmax_lm_...")
 
 
 def check_state(attention: SelfAttention) -> None:
-    """Raises a ValueError if the state of the attention is not of constant size, or cannot be shifted."""
+    """Raises a UserError if the state of the attention is not of constant size, or cannot be shifted."""
     if not isinstance(attention, LinearAttention):
-        raise ValueError("--memory state requires linear attention: pass --memory hidden")
+        raise UserError("--memory state requires linear attention: pass --memory hidden")
     encoding = attention.encoding
     zeros = torch.zeros(1, encoding.num_heads, 1, encoding.head_dim)
     try:
         encoding.shift_keys(encoding(zeros, zeros)[1], 1)
         encoding.shift_values(encoding.encode_values(zeros), 1)
     except ValueError as error:
-        raise ValueError(f"{error}: pass --memory hidden") from None
+        raise UserError(f"{error}: pass --memory hidden") from None

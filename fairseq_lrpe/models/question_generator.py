@@ -152,13 +152,13 @@ class QuestionGeneratorModel(TransformerModelBase):
 
     @staticmethod
     def check(args):
-        """Raises a ValueError for invalid flags."""
+        """Raises a UserError for invalid flags."""
         for part in ("encoder", "decoder"):
             check_part(transformer_args(args), part)
 
     @staticmethod
     def check_data(cfg, args):
-        """Raises a ValueError if --encoder cannot be read, or has another vocabulary than the data."""
+        """Raises a UserError if --encoder cannot be read, or has another vocabulary than the data."""
         if cfg.encoder != bert_weights.SCRATCH:  # fairseq's dummy tasks have no data
             bert_weights.check(cfg, Path(args.data, word_pieces.VOCABULARY))
 

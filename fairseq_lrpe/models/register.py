@@ -25,7 +25,7 @@ def register_family(family: str, model_cls: type, config_cls: type) -> None:
     Each architecture is a model with its own default flags, so that fairseq-train's --arch and
     fairseq-hydra-train's model._name are equivalent and checkpoints contain every flag of their method.
 
-    ``model_cls.check(cfg)`` raises a ValueError for invalid flags, and the optional method
+    ``model_cls.check(cfg)`` raises a UserError for invalid flags, and the optional method
     ``model_cls.check_data(cfg, args)`` for flags that do not match the task or its data.
     """
     for attention in ATTENTIONS:

@@ -23,6 +23,7 @@ from fairseq_lrpe.data.line_codec import byte_pair_folder
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.models.encoder_decoder import Encoder, add_token_positions, transformer_config
 from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
@@ -107,15 +108,15 @@ class RobertaModel(fairseq_roberta.RobertaModel):
 
     @staticmethod
     def check(args):
-        """Raises a ValueError for invalid flags."""
+        """Raises a UserError for invalid flags."""
         check_part(args, "encoder")
         if args.mask_decoder and args.token_positions != "none":
-            raise ValueError(
+            raise UserError(
                 "--mask-decoder adds absolute positions only after the encoder, but --token-positions is "
                 f"{args.token_positions}: pass --token-positions none"
             )
         if args.mask_decoder and args.encoder_layerdrop:
-            raise ValueError("--mask-decoder needs the last layer, which --encoder-layerdrop drops: omit one")
+            raise UserError("--mask-decoder needs the last layer, which --encoder-layerdrop drops: omit one")
 
     def __init__(self, args, encoder):
         super().__init__(args, encoder)
@@ -148,14 +149,14 @@ class RobertaModel(fairseq_roberta.RobertaModel):
             **overrides: settings that replace those of the checkpoint.
 
         Raises:
-            ValueError: if the checkpoint cannot be read or its data folder does not exist.
+            UserError: if the checkpoint cannot be read or its data folder does not exist.
         """
         if data is None:
             state = read_checkpoint(Path(folder, checkpoint_file), "pass a run's checkpoints folder")
             trained = state["cfg"]["task"]["data"]
             data = (REPOSITORY / utils.split_paths(trained)[0]).resolve()
             if not data.is_dir():
-                raise ValueError(
+                raise UserError(
                     f"the data folder {data} that {checkpoint_file} was trained on does not exist: "
                     "pass data=FOLDER with a folder that has the same dict.txt"
                 )

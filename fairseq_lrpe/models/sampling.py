@@ -8,10 +8,11 @@ from fairseq.modules import LearnedPositionalEmbedding
 from torch import Tensor, nn
 
 from fairseq_lrpe.models.encoder_decoder import Decoder
+from fairseq_lrpe.utils.errors import UserError
 
 
 def check_options(length: int, temperature: float, top_k: int, top_p: float) -> None:
-    """Raises a ValueError for an invalid option of sampling."""
+    """Raises a UserError for an invalid option of sampling."""
     for name, value, valid, expected in (
         ("length", length, length >= 1, "at least 1 token"),
         ("temperature", temperature, 0 <= temperature < math.inf, "a number of at least 0 (0: most likely)"),
@@ -19,7 +20,7 @@ def check_options(length: int, temperature: float, top_k: int, top_p: float) -> 
         ("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1"),
     ):
         if not valid:
-            raise ValueError(f"{name} must be {expected}, not {value}")
+            raise UserError(f"{name} must be {expected}, not {value}")
 
 
 def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
@@ -84,7 +85,7 @@ def sample(decoder: nn.Module, prompt: Tensor, length: int, choose: Callable, pa
         pad: token that is never chosen.
 
     Raises:
-        ValueError: at the first token whose position the model does not support.
+        UserError: at the first token whose position the model does not support.
     """
     size, state = len(prompt), {}
     tokens = torch.cat([prompt, prompt.new_full((length,), pad)])[None]
@@ -104,8 +105,8 @@ def sample(decoder: nn.Module, prompt: Tensor, length: int, choose: Callable, pa
 
 
 def check_learned_positions(decoder: nn.Module, length: int) -> None:
-    """Raises a ValueError if a sequence is too long for the decoder's learned positions."""
+    """Raises a UserError if a sequence is too long for the decoder's learned positions."""
     positions = decoder.embed_positions
     if isinstance(positions, LearnedPositionalEmbedding) and length > positions.max_positions:
         limit = positions.max_positions
-        raise ValueError(f"learned positions support sequences of at most {limit} tokens, not {length}")
+        raise UserError(f"learned positions support sequences of at most {limit} tokens, not {length}")

@@ -19,6 +19,7 @@ from fairseq_lrpe.encodings import ENCODINGS, check_choice
 from fairseq_lrpe.methods import ATTENTIONS
 from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, add_token_positions, transformer_config
 from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.utils.errors import UserError
 
 ENCODING_IN = ("encoder", "decoder", "both")
 BASE_SIZES = {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8}
@@ -57,7 +58,7 @@ class TransformerMTConfig(
 
 
 def resolve_flags(cfg) -> None:
-    """Sets the defaults that depend on other flags; raises a ValueError for invalid flags."""
+    """Sets the defaults that depend on other flags; raises a UserError for invalid flags."""
     cfg.encoder_attention = cfg.encoder_attention or cfg.attention
     for part in ("encoder", "decoder"):
         check_choice(f"{part} attention", getattr(cfg, f"{part}_attention"), ATTENTIONS)
@@ -66,7 +67,7 @@ def resolve_flags(cfg) -> None:
     for part in ("encoder", "decoder"):
         check_part(cfg, part)
     if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
-        raise ValueError(
+        raise UserError(
             f"--share-all-embeddings needs equal embedding dimensions, not {cfg.encoder_embed_dim} in the "
             f"encoder and {cfg.decoder_embed_dim} in the decoder"
         )
@@ -75,15 +76,15 @@ def resolve_flags(cfg) -> None:
 
 
 def check_cross_self_attention(cfg) -> None:
-    """Raises a ValueError if self-attention in the decoder cannot attend to the source, too."""
+    """Raises a UserError if self-attention in the decoder cannot attend to the source, too."""
     if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
-        raise ValueError(
+        raise UserError(
             f"--cross-self-attention needs equal embedding dimensions, not {cfg.encoder_embed_dim} in the "
             f"encoder and {cfg.decoder_embed_dim} in the decoder"
         )
     encoding = ENCODINGS[part_config(cfg, "decoder").encoding]
     if encoding.uses_absolute_positions:
-        raise ValueError(
+        raise UserError(
             f"--cross-self-attention does not support {encoding.name} in the decoder, because its absolute "
             "positions would depend on the padding of the source: pass --encoding-in encoder, or omit it"
         )

@@ -17,6 +17,7 @@ from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.ops.position_index import PositionIndex, diagonal_position_index, grid_position_index
 from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.errors import UserError
 
 IMAGE_POSITIONS = ("sum", "flat", "grid")
 TOKEN_POSITIONS = ("learned", "none")
@@ -106,7 +107,7 @@ class ViTModel(BaseFairseqModel):
 
     @staticmethod
     def check(args):
-        """Sets the default of --image-positions; raises a ValueError for invalid flags."""
+        """Sets the default of --image-positions; raises a UserError for invalid flags."""
         check_choice("token positions", args.token_positions, TOKEN_POSITIONS)
         if args.image_positions is None:
             check_choice("encoding", args.encoding, ENCODINGS)
@@ -118,10 +119,10 @@ class ViTModel(BaseFairseqModel):
 
     @staticmethod
     def check_data(cfg, args):
-        """Raises a ValueError if the image size is not a multiple of the patch size."""
+        """Raises a UserError if the image size is not a multiple of the patch size."""
         size, patch = args.image_size, cfg.patch_size
         if size % patch:
-            raise ValueError(
+            raise UserError(
                 f"--image-size {size} is not divisible by --patch-size {patch}: pass another --patch-size"
             )
 

@@ -2,7 +2,6 @@
 
 import codecs
 import errno
-import operator
 import os
 import shutil
 import stat
@@ -12,25 +11,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from fairseq_lrpe.utils.errors import UserError
+
 PLUGIN = Path(__file__).resolve().parents[1]
 """Folder of the package, the value of fairseq's --user-dir."""
 _IS_WHEEL = (PLUGIN / "configs").is_dir()  # setup.py moves the folder
 REPOSITORY = Path.cwd() if _IS_WHEEL else PLUGIN.parent
-"""Root folder of the repository, or the current folder if the package was installed from a wheel.
-
-Paths in the YAML files of experiments are relative to it.
-"""
+"""Root folder of the repository, to which paths in YAML files are relative; with a wheel, the current one."""
 CONFIGS = (PLUGIN if _IS_WHEEL else REPOSITORY) / "configs"
 """Folder of the experiments, tables and published numbers."""
 PREPARE = "lrpe prepare" if _IS_WHEEL else "bash data_prep/prepare.sh"
 """Command that prepares a corpus, in messages."""
 MAX_BYTES = 1 << 28
-"""Maximum size in bytes of a file, or of a line of text, that is read into memory at once."""
+"""Maximum size in bytes of a file that is read into memory at once."""
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # write errors without a file name
 
 
 def display_path(path: Path) -> Path:
-    """Returns the path relative to the repository, or the path itself if it is outside of the repository."""
     return path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path
 
 
@@ -47,118 +44,103 @@ def visible_entries(folder: Path) -> list[Path]:
     """Returns the sorted paths of the files and folders in a folder, without hidden ones.
 
     Raises:
-        ValueError: If a symbolic link leads to nothing.
+        UserError: If a symbolic link leads to nothing.
     """
-    return [Path(entry) for entry in _visible_entries(folder)]
+    return [Path(entry) for entry in _entries(folder)]
 
 
-def visible_files(folder: Path) -> Iterator[Path]:
+def visible_files(folder: Path, outer: tuple = ()) -> Iterator[Path]:
     """Yields the files in a folder and its subfolders, sorted by path, without hidden files and folders.
 
-    Symbolic links are followed.
+    Symbolic links are followed; ``outer`` identifies the folders that contain this one.
 
     Raises:
-        ValueError: If a symbolic link leads to nothing, or to a folder that contains it.
+        UserError: If a symbolic link leads to nothing, or to a folder that contains it.
     """
-    yield from _visible_files(folder, ())
-
-
-def _visible_entries(folder):
-    with os.scandir(folder) as entries:
-        found = sorted((x for x in entries if not is_hidden(x.name)), key=operator.attrgetter("name"))
-    for entry in found:
-        if entry.is_symlink() and not os.path.exists(entry):
-            raise ValueError(f"{entry.path} is a symbolic link that leads to nothing: repair or remove it")
-    return found
-
-
-def _visible_files(folder, outer):
     status = os.stat(folder)
-    inode = status.st_dev, status.st_ino
-    if inode in outer:
-        raise ValueError(f"{os.fspath(folder)} is a symbolic link to a folder that contains it: remove it")
-    for entry in _visible_entries(folder):
+    outer = (*outer, (status.st_dev, status.st_ino))
+    if outer[-1] in outer[:-1]:
+        raise UserError(f"{folder} is a symbolic link to a folder that contains it: remove it")
+    for entry in _entries(folder):
         if entry.is_dir():
-            yield from _visible_files(entry, (*outer, inode))
+            yield from visible_files(Path(entry), outer)
         elif entry.is_file():
             yield Path(entry)
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes bytes, or text encoded as UTF-8, to a file atomically."""
-    with atomic_file(path) as part:
-        part.write_bytes(content if isinstance(content, bytes) else content.encode())
+def _entries(folder):
+    with os.scandir(folder) as entries:
+        found = sorted((x for x in entries if not is_hidden(x.name)), key=lambda entry: entry.name)
+    for entry in found:
+        if entry.is_symlink() and not os.path.exists(entry):
+            raise UserError(f"{entry.path} is a symbolic link that leads to nothing: repair or remove it")
+    return found
 
 
 def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Returns the content of a regular file of at most ``limit`` bytes; raises ValueError for others."""
+    """Returns the content of a regular file of at most ``limit`` bytes."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path} is not a regular file")
+        raise UserError(f"{path} is not a regular file")
     check_size(str(path), status.st_size, limit)
-    with path.open("rb") as file:
-        return file.read(limit)
+    return path.read_bytes()
 
 
 def check_size(name: str, size: int, limit: int = MAX_BYTES) -> None:
-    """Raises ValueError if the ``size`` of the file or line ``name`` exceeds the limit, both in bytes."""
     if size > limit:
-        raise ValueError(f"{name} exceeds the limit of {limit:,} bytes")
+        raise UserError(f"{name} exceeds the limit of {limit:,} bytes")
 
 
 def without_mark(content: bytes, name: str) -> bytes:
-    """Returns the content, or first line, of a text file without a byte order mark of UTF-8.
+    """Returns the content, or first line, of the text file ``name`` without a byte order mark of UTF-8.
 
     Raises:
-        ValueError: If there is one of UTF-16; the message contains the ``name`` of the file.
+        UserError: If there is one of UTF-16.
     """
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         remedy = "convert it to UTF-8, for example with `iconv -f UTF-16 -t UTF-8`"
-        raise ValueError(f"{name} is not UTF-8 text but UTF-16: {remedy}")
+        raise UserError(f"{name} is not UTF-8 text but UTF-16: {remedy}")
     return content.removeprefix(codecs.BOM_UTF8)
 
 
 def byte_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
     r"""Yields the lines of an open file without their ends, \n or \r\n, and without a byte order mark.
 
-    Args:
-        file: Binary file.
-        name: Name of the file for error messages.
-
-    Raises:
-        ValueError: If a line is longer than ``MAX_BYTES``, or the text is UTF-16 with a byte order mark.
+    ``name`` is that of the file; raises UserError if the text is UTF-16 with a byte order mark.
     """
-    for number, line in enumerate(iter(lambda: file.readline(MAX_BYTES + 1), b""), 1):
-        check_size(f"{name} line {number}", len(line), MAX_BYTES)
-        line = without_mark(line, name) if number == 1 else line
+    for number, line in enumerate(file):
+        line = line if number else without_mark(line, name)
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def text_lines(file: IO[bytes], name: str) -> Iterator[str]:
-    """Yields the results of :func:`byte_lines` as text; raises ValueError if it is not UTF-8."""
-    for number, line in enumerate(byte_lines(file, name), 1):
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            wrong = f"is not UTF-8 text (line {number}: {error.reason})"
-            raise ValueError(f"{name} {wrong}: convert it to UTF-8") from None
-
-
 def read_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a text file as :func:`text_lines`; no other characters end a line."""
+    """Yields the lines of a text file without their ends; no other characters end a line.
+
+    Raises:
+        UserError: If the text is not UTF-8.
+    """
     with path.open("rb") as file:
-        yield from text_lines(file, str(path))
+        for number, line in enumerate(byte_lines(file, str(path)), 1):
+            try:
+                yield line.decode()
+            except UnicodeDecodeError as error:
+                wrong = f"is not UTF-8 text (line {number}: {error.reason})"
+                raise UserError(f"{path} {wrong}: convert it to UTF-8") from None
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes lines, given without line ends, to a text file."""
     with path.open("w", encoding="utf-8", newline="\n") as out:
         out.writelines(f"{line}\n" for line in lines)
 
 
+def write_atomic(path: Path, content: str | bytes) -> None:
+    with atomic_file(path) as part:
+        part.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields the path PATH.part of a file that is renamed to ``path`` on success and removed on error."""
+    """Yields PATH.part, which is renamed to ``path`` on success and removed on error."""
     part = path.with_name(path.name + ".part")
     try:
         yield part
@@ -180,7 +162,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def save_figure(figure, path: Path, **options) -> None:
-    """Saves a matplotlib figure atomically in the format of the path's suffix; creates parent folders."""
+    """Saves a figure atomically in the format of the path's suffix."""
     with output_folder(path.parent), atomic_file(path) as part:
         figure.savefig(part, format=path.suffix[1:], **options)
 
@@ -189,7 +171,7 @@ def save_figure(figure, path: Path, **options) -> None:
 def output_folder(folder: Path) -> Iterator[None]:
     """Creates a folder and its parents; on exit, removes the folders that it created if they are empty.
 
-    Raises ValueError if the folder cannot be created or written to.
+    Raises UserError if the folder cannot be created or written to.
     """
     created = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
@@ -197,9 +179,8 @@ def output_folder(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            raise ValueError(
-                f"{folder} is not a writable folder ({error.strerror}): choose another folder"
-            ) from None
+            wrong = f"is not a writable folder ({error.strerror}): choose another folder"
+            raise UserError(f"{folder} {wrong}") from None
         yield
     finally:
         for path in created:

@@ -11,10 +11,8 @@ def gpus_here() -> dict[str, tuple[int, int]]:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return {
-        f"{torch.cuda.get_device_name(i)} (cuda:{i})": torch.cuda.get_device_capability(i)
-        for i in range(count)
-    }
+    names = [f"{torch.cuda.get_device_name(i)} (cuda:{i})" for i in range(count)]
+    return {name: torch.cuda.get_device_capability(i) for i, name in enumerate(names)}
 
 
 def check_architectures() -> None:
@@ -31,8 +29,8 @@ def check_architectures() -> None:
             build = "cu126" if capability < (7, 5) else "default"
             raise UserError(
                 f"torch {torch.__version__} has no code for {name} with compute capability "
-                f"{_dotted(capability)}: run `bash scripts/setup_env.sh --torch {build}`, use --cpu, "
-                "or exclude the GPU from CUDA_VISIBLE_DEVICES"
+                f"{capability[0]}.{capability[1]}: run `bash scripts/setup_env.sh --torch {build}`, use "
+                "--cpu, or exclude the GPU from CUDA_VISIBLE_DEVICES"
             )
 
 
@@ -44,12 +42,6 @@ def _runs_on(capability, architecture):
 
 
 def check_bf16() -> None:
-    """Raises UserError if a visible GPU does not support bfloat16 natively."""
-    for name, capability in gpus_here().items():
-        if capability < BF16:
-            required, actual = _dotted(BF16), _dotted(capability)
-            raise UserError(f"{name} has compute capability {actual}, but bf16 needs {required}: use fp16")
-
-
-def _dotted(capability):
-    return ".".join(map(str, capability))
+    for name, (major, minor) in gpus_here().items():
+        if (major, minor) < BF16:
+            raise UserError(f"{name} has compute capability {major}.{minor}, but bf16 needs 8.0: use fp16")

@@ -2,10 +2,12 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,27 +20,39 @@ GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its o
 # By default, glibc returns the memory of large freed tensors to the system. Page faults on later allocations
 # then take a quarter of the training time on the CPU. With these settings, glibc keeps the memory.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+REJECTION = re.compile(r"fairseq_lrpe: |(fairseq-[a-z-]+|\w+\.py): error: ")
+"""Start of the last line of a command of fairseq that rejects its arguments."""
+SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 class CommandFailed(Exception):
-    """Raised if a command exits with a non-zero code; the message contains the path and end of its log."""
+    """Raised if a command exits with a non-zero code."""
 
 
-def run_command(command, log, on_line=lambda line: None, environment=None, stop=None, **popen):
+class CommandRejected(CommandFailed):
+    """Raised if a command of fairseq rejects its arguments."""
+
+
+def run_command(
+    command: list[str],
+    log: Path,
+    on_line: Callable[[str], object] = lambda line: None,
+    environment: dict[str, str] | None = None,
+    stop: threading.Event | None = None,
+    **popen,
+) -> None:
     """Runs a command of this Python environment until it ends and appends its output to a log.
 
     The command writes to the log directly, so no output is lost if this process is killed. Any exception in
     this process terminates the command.
 
     Args:
-        command: Program name and arguments.
-        log: Path of the log file.
         on_line: Callback that receives each line of output.
         environment: Environment variables besides those of this process.
-        stop: ``threading.Event`` that terminates the command when it is set, for commands run in threads.
+        stop: Terminates the command when it is set, for commands run in threads.
         popen: Further arguments of ``subprocess.Popen``.
 
     Raises:
@@ -46,24 +60,17 @@ def run_command(command, log, on_line=lambda line: None, environment=None, stop=
     """
     program = Path(sys.executable).parent / command[0]
     log.parent.mkdir(parents=True, exist_ok=True)
-    variables = {**KEEP_MEMORY, **os.environ, **(environment or {})}
+    variables = {**KEEP_MEMORY, **os.environ, **(environment or {}), **SETTINGS}
     process = None
     with log.open("ab") as file, log.open("rb") as output:
         file.write(f"$ {' '.join(command)}\n".encode())
         file.flush()
         output.seek(0, os.SEEK_END)
+        popen |= {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT, "env": variables}
+        popen |= {"start_new_session": True, "preexec_fn": die_with_parent()}
         try:
             with defer_signals():  # a signal between fork and assignment would orphan the command
-                process = subprocess.Popen(
-                    [str(program), *command[1:]],
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env={**variables, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
-                    start_new_session=True,
-                    preexec_fn=die_with_parent(),
-                    **popen,
-                )
+                process = subprocess.Popen([str(program), *command[1:]], **popen)
             for line in _follow(process, output, stop):
                 on_line(line)
         except BaseException:
@@ -71,12 +78,14 @@ def run_command(command, log, on_line=lambda line: None, environment=None, stop=
                 terminate_group(process)
             raise
     if process.returncode:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
-        raise CommandFailed(f"{command[0]} failed with exit code {process.returncode}; end of {log}:\n{tail}")
+        tail = log.read_text(errors="replace").splitlines()[-8:]
+        if REJECTION.match(tail[-1]):
+            raise CommandRejected(f"{command[0]} rejects its arguments: {REJECTION.sub('', tail[-1])}")
+        ending = "\n".join([f"end of {log}:", *tail])
+        raise CommandFailed(f"{command[0]} failed with exit code {process.returncode}; {ending}")
 
 
 def _follow(process, output, stop):
-    """Yields the lines that a process appends to its log until it exits or ``stop`` is set."""
     partial_line, exited = b"", False
     while not exited:
         exited = process.poll() is not None  # checked before the last read, so that all output is read
@@ -91,7 +100,7 @@ def _follow(process, output, stop):
             process.wait(POLL_INTERVAL)
 
 
-def die_with_parent():
+def die_with_parent() -> Callable[[], None]:
     """Returns a ``preexec_fn`` for a child process: Linux terminates it when this process dies."""
     return partial(_die_with, os.getpid())
 
@@ -105,19 +114,16 @@ def _die_with(parent):
             os._exit(1)
 
 
-def terminate_group(process):
-    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or the grace period is over."""
+def terminate_group(process: subprocess.Popen) -> None:
+    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or is late."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
             process.wait(GRACE_PERIOD)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            pass
 
 
 @contextmanager
-def defer_signals():
-    """Delays termination signals and Ctrl-C until the end of the block."""
+def defer_signals() -> Iterator[None]:
     received = []
     with handle_signals(lambda number, frame: received.append(number), *TERMINATION_SIGNALS, signal.SIGINT):
         yield
@@ -125,19 +131,13 @@ def defer_signals():
         signal.raise_signal(number)
 
 
-@contextmanager
 def exit_on_signals():
     """Makes ``TERMINATION_SIGNALS`` raise SystemExit inside the block, as Ctrl-C raises KeyboardInterrupt."""
-
-    def exit_with_code(number, frame):
-        raise SystemExit(128 + number)
-
-    with handle_signals(exit_with_code, *TERMINATION_SIGNALS):
-        yield
+    return handle_signals(lambda number, frame: sys.exit(128 + number), *TERMINATION_SIGNALS)
 
 
 @contextmanager
-def handle_signals(handler, *signals):
+def handle_signals(handler: Callable, *signals: int) -> Iterator[None]:
     """Installs a handler for some signals and restores the previous handlers at the end of the block.
 
     Signals that are ignored, as under nohup, stay ignored. Outside the main thread, nothing is installed.
@@ -150,20 +150,17 @@ def handle_signals(handler, *signals):
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)
 
 
-def as_flags(flags):
+def as_flags(flags: dict[str, object]) -> list[str]:
     """Converts a dictionary to a list of command-line flags, without those that are None or False.
 
     For example, {"max_update": 5, "cpu": True, "x": None} becomes ["--max-update", "5", "--cpu"].
     """
     words = []
     for name, value in flags.items():
-        if value is None or value is False:
-            continue
-        words.append("--" + name.replace("_", "-"))
-        if value is not True:
-            words.append(str(value))
+        if value is not None and value is not False:
+            words += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
     return words

@@ -18,7 +18,6 @@ DATASETS = ("imdb", "sst2", "snli", "qnli", "qqp", "mnli")
 
 @pytest.fixture
 def saved(monkeypatch):
-    """Replaces ``save_figure``, and returns the list to which it appends each figure."""
     found = []
     monkeypatch.setattr(figures, "save_figure", lambda figure, path, **options: found.append(figure))
     return found
@@ -42,16 +41,8 @@ def test_command(tmp_path):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("length", [1, 5])
-def test_position_frequencies(length, saved):
-    figures.position_frequencies(None, length)
-    pairs = Counter(i - j for i in range(length) for j in range(length))
-    assert bars(saved[0].axes[0]) == pytest.approx(pairs)
-
-
 @pytest.mark.parametrize(("inputs", "more"), [(1, 0), (2, 3)])
 def test_input_lengths(inputs, more, tmp_path):
-    """Lengths are those of the model's inputs, without truncation."""
     folder = write_text_dataset(tmp_path / "data", inputs=inputs, longest=900)
     rows = random_texts(24, 0, inputs=inputs, longest=900)
     expected = [sum(map(len, texts)) + more for *texts, _ in rows]

@@ -71,7 +71,6 @@ def write_task(folder, dictionary, labels):
 
 @pytest.fixture(scope="module")
 def place(data_bin, tmp_path_factory):
-    """A copy of the repository with tiny experiments and their data."""
     place = tmp_path_factory.mktemp("place")
     for name in ("fairseq_lrpe", "configs"):
         shutil.copytree(REPOSITORY / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -104,7 +103,6 @@ def done(place):
 
 
 def data_folder(place, task, seed=1, rate=None):
-    """Returns the folder of the run that chooses, or of one of its trials."""
     trial = [] if rate is None else [f"train.lr={rate}"]
     return place.joinpath("results/glue/mini/linear_rope", f"task={task}", *trial, f"seed-{seed}")
 
@@ -114,13 +112,11 @@ def read(folder, name="evaluation.json"):
 
 
 def trials_of(place, task, seed=1):
-    """Returns {name of a trial: its folder}."""
     found = data_folder(place, task).parent.glob(f"train.lr=*/seed-{seed}")
     return {folder.parent.name: folder for folder in found}
 
 
 def written(*folders):
-    """Returns the modification times of the records and checkpoints in the folders."""
     paths = [path for f in folders for path in (f / "evaluation.json", *f.glob("checkpoints/*"))]
     return {path: path.stat().st_mtime_ns for path in paths}
 
@@ -211,7 +207,6 @@ SECOND = (CHECKPOINT, "RTE", "--experiment", "glue/mini", "--seeds", "2", "--cpu
 
 @pytest.fixture(scope="module")
 def second(place, done):
-    """Returns (folder, trials) of RTE with the second seed."""
     finished = run(place, "finetune", *SECOND)
     assert finished.returncode == 0, finished.stderr
     return data_folder(place, "RTE", 2), trials_of(place, "RTE", 2)
@@ -259,7 +254,6 @@ def test_other_settings_in_the_same_folder_are_rejected(place, second, tmp_path)
 
 
 def error_of(*words, program=finetune):
-    """Returns the one-line error of a fine-tuning before it starts."""
     with pytest.raises(SystemExit) as ended:
         program.main([str(word) for word in words])
     name = program.__name__.rpartition(".")[2]

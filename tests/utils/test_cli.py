@@ -10,7 +10,6 @@ from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error, read_stdin_lines
 
 
 def standard_input(content, encoding="utf-8"):
-    """Returns standard input as Python opens it in a locale with this encoding."""
     return io.TextIOWrapper(io.BytesIO(content), encoding=encoding, errors="surrogateescape")
 
 

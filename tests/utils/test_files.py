@@ -82,7 +82,6 @@ def test_text_in_other_encodings_is_an_error(encoding, message, tmp_path):
 
 @contextmanager
 def full_disk(size=2000):
-    """Make every write beyond ``size`` bytes of a file fail, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -27,7 +27,6 @@ V100, T4, A10, L4, H100 = (7, 0), (7, 5), (8, 6), (8, 9), (9, 0)
     (DEFAULT, [H100, V100], "card 1 (cuda:1) with compute capability 7.0: run"),
     (CU126, [V100, T4, A10, L4, H100], None),
     (CU126, [(12, 0)], "capability 12.0: run `bash scripts/setup_env.sh --torch default`, use --cpu"),
-    (["sm_86"], [(8, 0)], "with compute capability 8.0"),
 ])  # fmt: skip
 def test_check_architectures(built_for, capabilities, message, monkeypatch):
     cards = {f"card {i}": capability for i, capability in enumerate(capabilities)}
@@ -75,7 +74,6 @@ def no_cache():
 
 @pytest.mark.parametrize("capability, installed, missing", [
     (V100, True, "compute capability 8.0, and card has 7.0"),
-    (T4, True, "compute capability 8.0, and card has 7.5"),
     ((8, 0), False, "the package fla-core (pip install 'fairseq-lrpe[gpu]')"),
     ((8, 0), True, None),
     (H100, True, None),
@@ -99,11 +97,8 @@ def test_a_model_trained_with_kernels_runs_without_them():
     assert torch.equal(trained.eval()(x)[0], plain(x)[0])
 
 
-@pytest.mark.parametrize("backend, message", [
-    ("fla", "fairseq_lrpe: --linear-backend fla needs a CUDA GPU (the device is cpu): pass auto or chunk"),
-    ("magic", "fairseq_lrpe: unknown linear backend 'magic': choose from auto, chunk, fla"),
-])  # fmt: skip
-def test_an_unavailable_backend_is_rejected_before_training(backend, message, train, tmp_path):
-    done = train("linear_lm_rope", tmp_path / "save", "--linear-backend", backend)
-    assert done.returncode and done.stderr.strip() == message
+def test_an_unavailable_backend_is_rejected_before_training(train, tmp_path):
+    done = train("linear_lm_rope", tmp_path / "save", "--linear-backend", "fla")
+    message = "--linear-backend fla needs a CUDA GPU (the device is cpu): pass auto or chunk"
+    assert done.returncode and done.stderr.strip() == f"fairseq_lrpe: {message}"
     assert not (tmp_path / "save").exists()

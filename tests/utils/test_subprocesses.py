@@ -73,7 +73,6 @@ def test_workers_end_when_their_parent_is_killed(words, tmp_path):
 
 
 def alive(pid):
-    """Whether a process runs; zombies do not."""
     try:
         os.kill(pid, 0)
         with open(f"/proc/{pid}/stat") as file:

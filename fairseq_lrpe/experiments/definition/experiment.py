@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
-from fairseq_lrpe.experiments.definition.schema import InvalidKey, validate
+from fairseq_lrpe.experiments.definition.schema import validate
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, visible_files
@@ -25,16 +25,12 @@ FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", 
 FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
 FREE += ("train.linear_backend",)  # all backends compute the same function
 """Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
-
-OPEN = ("evaluations", "grid", "choose")
-"""Sections of a YAML file to which overrides can add keys."""
-
+OPEN = ("evaluations", "grid", "choose")  # sections of a YAML file to which overrides can add keys
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
 SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
 
 
 def experiments() -> list[str]:
-    """Returns the names of all experiments: the YAML files in configs, except tables, papers and clusters."""
     paths = (path for path in visible_files(CONFIGS) if path.suffix == ".yaml")
     paths = (path for path in paths if path.parent.name not in ("paper", "tables"))
     paths = (path for path in paths if not path.match("cluster*.yaml"))
@@ -42,37 +38,30 @@ def experiments() -> list[str]:
 
 
 @cache
-def option_flags() -> dict[str, tuple[str, str]]:
-    """Returns {flag: (encoding, option)} of the options of all encodings."""
+def option_flags() -> dict[str, str]:
     from fairseq_lrpe.encodings import ENCODINGS, encoding_options  # imports torch, which takes seconds
 
     options = ((name, option) for name, cls in ENCODINGS.items() for option in encoding_options(cls))
-    return {f"{name}_{option.rstrip('_')}": (name, option) for name, option in options}
+    return {f"{name}_{option.rstrip('_')}": name for name, option in options}
 
 
 def method_flags() -> list[str]:
-    """Returns the flags of this package's models; overrides can set them even if the YAML file does not."""
+    """Returns the flags that overrides can set even if the YAML file does not."""
     return [*SHARED_FLAGS, *option_flags()]
 
 
-def encoding_for(key: str) -> str | None:
-    """Returns the encoding that has the option ``key``, such as ``train.lrpe_core``, or None."""
-    return option_flags().get(key.removeprefix("train."), (None, None))[0]
-
-
-def encoding_of(method: str) -> str:
-    """Returns the name of a method's encoding, or ``method`` if it is not in ``METHODS``."""
-    return METHODS[method].encoding if method in METHODS else method
+def foreign_encoding(key: str, method: str) -> str | None:
+    """Returns the encoding with an option such as ``train.lrpe_core``, if the method has another."""
+    encoding = option_flags().get(key.removeprefix("train."))
+    return None if method in METHODS and METHODS[method].encoding == encoding else encoding
 
 
 def is_free(key: str) -> bool:
-    """Returns whether a setting is one of ``FREE``, so that its value does not identify a run."""
     return any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 
 def read_yaml(path: Path) -> dict:
-    """Returns the mapping in a YAML file; raises UserError with one line if the file is invalid."""
-    return copy.deepcopy(_parsed(path, path.stat().st_mtime_ns))
+    return OmegaConf.to_container(_parsed(path, path.stat().st_mtime_ns))
 
 
 @cache  # tables read the same few files repeatedly
@@ -83,44 +72,39 @@ def _parsed(path, modified):
         raise UserError(f"{display_path(path)} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, DictConfig):
         raise UserError(f"{display_path(path)} is not a mapping of keys to values")
-    return OmegaConf.to_container(content)
+    return content
 
 
 def build_config(kind: Kind, content: DictConfig) -> DictConfig:
     """Validates the settings of an experiment and adds defaults; interpolations stay unresolved."""
-    settings = validate(kind.settings, OmegaConf.to_container(content, resolve=True))
+    settings = validate(kind.settings, resolved(content))
     # Evaluations get no defaults, since their recorded settings are compared with the given ones.
     return OmegaConf.merge(settings.model_dump() | {"evaluations": {}}, content)
 
 
+def resolved(cfg: DictConfig) -> dict:
+    """Returns the settings with resolved interpolations, such as ${batch.x}."""
+    try:
+        return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise UserError(str(error).splitlines()[0]) from None
+
+
 @dataclass
 class Experiment:
-    """An experiment: the settings of its YAML file with KEY=VALUE overrides.
+    """An experiment: the settings of its YAML file with KEY=VALUE overrides."""
 
-    Args:
-        name: path of the YAML file in configs, without the suffix.
-        cfg: settings, including the overrides of ``FREE`` settings.
-        kind: kind of experiment.
-        paths: the YAML file and the files that it extends with ``defaults``.
-        shared: overrides that also apply to the experiments from which runs start, if these have the key.
-        changes: the other overrides as {key: value}, which are part of the identity of each run.
-    """
-
-    name: str
-    cfg: DictConfig
+    name: str  # path of the YAML file in configs, without the suffix
+    cfg: DictConfig  # settings, including the overrides of ``FREE`` settings
     kind: Kind
-    paths: list[Path]
-    shared: list[str]
-    changes: dict[str, str] = field(default_factory=dict)
+    files: str  # names of the YAML file and of the files that it extends with ``defaults``, in messages
+    shared: list[str]  # overrides that also apply to the experiments from which runs start
+    changes: dict[str, str] = field(default_factory=dict)  # the other overrides, which identify each run
     _others: dict[str, "Experiment"] = field(default_factory=dict)
 
     @classmethod
     def load(cls, name: str, overrides: Iterable[str] = (), shared: Iterable[str] = ()) -> "Experiment":
-        """Loads and validates an experiment.
-
-        Raises:
-            UserError: a YAML file or an override is invalid.
-        """
+        """Loads and validates an experiment."""
         if name not in experiments():
             raise UserError(f"unknown experiment {name!r}{choices(name, experiments(), LISTING)}")
         contents, base = {}, name
@@ -131,26 +115,23 @@ class Experiment:
                 raise UserError(f"{last}: defaults: {base} does not exist, or extends this file")
             contents[path] = read_yaml(path)
             base = contents[path].pop("defaults", None)
+        files = " or ".join(str(display_path(path)) for path in contents)
         kind = next((content["kind"] for content in contents.values() if "kind" in content), None)
         if kind not in list(KINDS):
-            raise UserError(f"{display_path(path)}: kind: unknown kind {kind!r}{choices(kind, KINDS)}")
-        paths = list(contents)
+            raise UserError(f"{files}: kind: unknown kind {kind!r}{choices(kind, KINDS)}")
         try:
-            merged = OmegaConf.merge(*reversed(contents.values()))
-            experiment = cls(name, build_config(KINDS[kind], merged), KINDS[kind], paths, list(shared))
-        except InvalidKey as error:
-            path = next((path for path in paths if _contains(contents[path], error.location)), paths[0])
-            raise UserError(f"{display_path(path)}: {error}") from None
-        experiment._check(experiment.changes)
+            cfg = build_config(KINDS[kind], OmegaConf.merge(*reversed(contents.values())))
+        except (UserError, OmegaConfBaseException) as error:
+            raise UserError(f"{files}: {str(error).splitlines()[0]}") from None
+        experiment = cls(name, cfg, KINDS[kind], files, list(shared))
         for text in overrides:
             experiment._override(text)
         experiment._check(experiment.changes)
         return experiment
 
     def _check(self, changes):
-        """Raises UserError if the settings with these changes are invalid."""
         cfg = self._changed(changes)
-        validate(self.kind.settings, OmegaConf.to_container(cfg, resolve=True))
+        validate(self.kind.settings, resolved(cfg))
         for key in (*cfg.choose, *cfg.grid):
             self._locate(key, cfg)
         self.kind.check(cfg)
@@ -175,8 +156,7 @@ class Experiment:
         if is_open or name in list(section):
             return section, name
         prefix = "".join(f"{each}." for each in path)
-        files = " or ".join(str(display_path(path)) for path in self.paths)
-        listing = f"use a key of {files}, or train.FLAG of fairseq-train (`lrpe methods --flags` lists ours)"
+        listing = f"use a key of {self.files}, or train.FLAG (`lrpe methods --flags` lists ours)"
         raise UserError(f"{self.name} has no key {key!r}{choices(name, list(section), listing, prefix)}")
 
     def _override(self, text):
@@ -199,7 +179,6 @@ class Experiment:
         return key in self.cfg.grid or key in self.cfg.choose or by_method or section.get(name) != value
 
     def settings(self, run: Run) -> DictConfig:
-        """Returns the settings of the experiment with the changes of a run."""
         return self._changed(dict(run.changes))
 
     def _changed(self, changes):
@@ -223,17 +202,15 @@ class Experiment:
         if free := [key for key in changes if is_free(key)]:
             raise UserError(f"{free[0]} is not allowed in changes: set it in the experiment {self.name}")
         changes = {**self.changes, **{k: v for k, v in changes.items() if self._differs(k, v)}}
-        encoding = encoding_of(method)
         for key in changes:
-            if (required := encoding_for(key) or encoding) != encoding:
-                raise UserError(f"{key} is an option of the encoding {required}, but {method} has {encoding}")
+            if encoding := foreign_encoding(key, method):
+                raise UserError(f"{key} is an option of the encoding {encoding}, not of {method}")
         grid = {key: values for key, values in self.cfg.grid.items() if key not in changes}
         cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
         runs = (Run(self.name, attention, method, seed) for seed in seeds)
         return [run.changed({**changes, **cell}) for run in runs for cell in cells]
 
     def check_changes(self, changes: Mapping) -> None:
-        """Raises UserError if a key or value of the changes is invalid for this experiment."""
         if changes:
             self._check({**self.changes, **{key: as_text(value) for key, value in changes.items()}})
 
@@ -243,12 +220,8 @@ class Experiment:
         The best trial becomes the result of the run. Values for options of other encodings are skipped. The
         list is empty if there is no ``choose``, or if ``run`` is itself a trial.
         """
-        encoding, changes = encoding_of(run.method), dict(run.changes)
-        choose = {
-            key: values
-            for key, values in self.cfg.choose.items()
-            if key not in changes and encoding_for(key) in (None, encoding)
-        }
+        changes, choose = dict(run.changes), self.cfg.choose.items()
+        choose = {k: v for k, v in choose if not (k in changes or foreign_encoding(k, run.method))}
         cells = product(*choose.values()) if choose else ()
         return [run.changed(dict(zip(choose, cell, strict=True))) for cell in cells]
 
@@ -260,13 +233,7 @@ class Experiment:
         other = self.other(name)
         return other.runs(run.attention, run.method, other.cfg.seeds[:1])[0]
 
-    @cached_property
-    def without_overrides(self) -> "Experiment":
-        """The same experiment without overrides."""
-        return Experiment.load(self.name)
-
     def needs(self, run: Run) -> list[Run]:
-        """Returns the runs that must be finished before this one."""
         initial = self.starts_from(run)
         return [*self.trials(run), *([initial] if isinstance(initial, Run) else [])]
 
@@ -276,13 +243,6 @@ class Experiment:
             overrides = applicable_overrides(name, self.shared)
             self._others[name] = Experiment.load(name, overrides, self.shared)
         return self._others[name]
-
-
-def _contains(content, key):
-    """Returns whether the content of a YAML file has a key such as "train.lr"."""
-    with suppress(OmegaConfBaseException):  # raised for some keys with brackets
-        return OmegaConf.select(OmegaConf.create(content), key) is not None
-    return False
 
 
 def applicable_overrides(name: str, overrides: Iterable[str]) -> list[str]:

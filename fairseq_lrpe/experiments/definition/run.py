@@ -5,9 +5,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fairseq_lrpe.methods import ATTENTIONS, aliases
+from fairseq_lrpe.utils.errors import UserError
 
 RECORDS = ("run.json", "log.jsonl", "evaluation.json")
 """Files in a run's folder with its settings, the logged metrics and the evaluations."""
@@ -33,12 +35,10 @@ class Run:
 
     @classmethod
     def of(cls, settings: dict) -> "Run":
-        """Returns the run with the settings in a run.json; raises KeyError if they are incomplete."""
         names = "experiment", "attention", "method", "seed"
         return cls(*(settings[name] for name in names), tuple(sorted(settings["changes"].items())))
 
     def changed(self, changes: dict[str, object]) -> "Run":
-        """Returns a copy of the run with additional changes."""
         texts = {key: as_text(value) for key, value in changes.items()}
         return replace(self, changes=tuple(sorted({**dict(self.changes), **texts}.items())))
 
@@ -67,6 +67,8 @@ def as_value(text: str) -> object:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
     except YAMLError:
         return text
+    except OmegaConfBaseException as error:  # an invalid interpolation
+        raise UserError(str(error).splitlines()[0]) from None
 
 
 def as_text(value: object) -> str:

@@ -1,5 +1,6 @@
 """A table of a paper: its rows and columns, and the runs that measure its cells."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment, applicable_overrides, read_yaml
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.schema import InvalidKey, Model, error_at, validate
+from fairseq_lrpe.experiments.definition.schema import Model, validate
 from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method, check_method_name
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
@@ -41,17 +42,13 @@ class Column(Model):
 
     @property
     def parts(self) -> list[str]:
-        """The columns that this column combines; empty if it is measured by runs."""
         return self.average or self.best
 
     def experiment_at(self, scale: str) -> str | None:
-        """Returns the name of the experiment at a scale; None if the column does not exist there."""
         return getattr(self, EXPERIMENTS[scale])
 
 
 class Number(Model):
-    """A published number, as a mean or as {mean, std}."""
-
     mean: FiniteFloat
     std: FiniteFloat | None = None
 
@@ -79,12 +76,10 @@ class Row(Model):
         return method
 
     def published(self, column: str) -> tuple[float, float | None] | None:
-        """Returns the published (mean, std or None) of a column, or None if there is no number."""
         number = self.values.get(column)
         return number and (number.mean, number.std)
 
     def shows(self, name: str, column: Column) -> bool:
-        """Returns whether the table has a cell for this row in a column."""
         return name in (self.columns or (name,)) and column.attention in (None, self.attention)
 
     def has_runs(self, name: str, column: Column) -> bool:
@@ -95,15 +90,11 @@ class Row(Model):
 
 
 class OwnRow(Row):
-    """A row that a table's YAML file adds to the published rows."""
-
     attention: Attention
     method: str
 
 
 class TableSettings(Model):
-    """The keys of a table's YAML file."""
-
     title: str
     paper: str | None = None  # a file in configs/paper
     table: str | None = None  # a table in that file, whose rows come first
@@ -122,34 +113,26 @@ class TableSettings(Model):
     @model_validator(mode="after")
     def complete(self) -> "TableSettings":
         """Adds the defaults of the columns and checks the references between keys."""
-        if self.table and not self.paper:
-            raise error_at("table", "requires the key paper, the name of a file in configs/paper")
         measured = [name for name, column in self.columns.items() if not column.parts]
         for name, column in self.columns.items():
             for key in {*EXPERIMENTS.values(), "metric"} - column.model_fields_set:
                 setattr(column, key, getattr(self, key))
             for part in column.parts:
                 if part not in measured:
-                    key = f"columns.{name}.{'average' if column.average else 'best'}"
-                    raise error_at(key, f"unknown column {part!r}{choices(part, measured)}")
-        for i, row in enumerate(self.rows):
+                    raise UserError(f"columns.{name}: unknown column {part!r}{choices(part, measured)}")
+        for row in self.rows:
             for name in row.columns or ():
                 if name not in self.columns:
-                    message = f"unknown column {name!r}{choices(name, self.columns)}"
-                    raise error_at(f"rows[{i}].columns", message)
+                    raise UserError(f"row {row.row}: unknown column {name!r}{choices(name, self.columns)}")
         return self
 
 
 class PaperColumn(Model):
-    """A column of a published table."""
-
     metric: str
     better: Literal["higher", "lower"]
 
 
 class PaperTable(Model):
-    """A published table."""
-
     shows: str = ""  # description of the table
     note: str | None = None  # remark on doubtful values
     columns: dict[str, PaperColumn] = {}
@@ -157,8 +140,6 @@ class PaperTable(Model):
 
 
 class Paper(Model):
-    """The content of a file in configs/paper: the paper's citation and its tables."""
-
     source: str
     tables: dict[str, PaperTable]
 
@@ -167,47 +148,37 @@ class Paper(Model):
 class Cell:
     """A cell of a table.
 
-    Args:
-        published: mean and standard deviation (or None) in the paper.
-        values: the values of the row's changes, such as [8] for ``train.shaw_k: 8``.
-        better: whether "lower" or "higher" values are better.
-        runs: the runs that measure the cell.
-        parts: the cells of which this cell is the average, or the best one if ``is_best``.
-        drop_worst: whether the worst of three or more seeds is excluded.
-        trials: with ``choose_once``, the runs of each trial, one per seed. ``runs`` has all of them, and
-            those of the trial with the best mean score measure the cell.
-        score: (evaluation, metric) by which a trial is chosen.
+    With ``choose_once``, ``runs`` are those of all ``trials``, of which the one with the best mean score
+    measures the cell.
     """
 
     attention: str
     row: str
     column: str
     method: str | None = None
-    published: tuple[float, float | None] | None = None
-    values: list = field(default_factory=list)
-    better: str = "lower"
+    published: tuple[float, float | None] | None = None  # mean and standard deviation in the paper
+    values: list = field(default_factory=list)  # of the row's changes, such as [8] for ``train.shaw_k: 8``
+    better: str = "lower"  # or "higher"
     experiment: str | None = None
     kind: Kind | None = None
     evaluation: str | None = None
     metric: str | None = None
-    runs: list[Run] = field(default_factory=list)
-    parts: list["Cell"] = field(default_factory=list)
-    is_best: bool = False
-    drop_worst: bool = False
-    trials: list[list[Run]] = field(default_factory=list)
-    score: tuple[str, str] | None = None
+    runs: list[Run] = field(default_factory=list)  # the runs that measure the cell
+    parts: list["Cell"] = field(default_factory=list)  # cells of which this one is the average ...
+    is_best: bool = False  # ... or the best
+    drop_worst: bool = False  # whether the worst of three or more seeds is excluded
+    trials: list[list[Run]] = field(default_factory=list)  # with ``choose_once``: of each trial, one per seed
+    score: tuple[str, str] | None = None  # (evaluation, metric) by which a trial is chosen
 
 
 def tables() -> list[str]:
-    """Returns the names of all tables: the YAML files in configs/tables."""
     return sorted(path.stem for path in (experiments.CONFIGS / "tables").glob("[!.]*.yaml") if path.is_file())
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
-    """Returns the validated content of a YAML file; raises UserError with the file and the invalid key."""
     try:
         return validate(model, read_yaml(path))
-    except InvalidKey as error:
+    except UserError as error:
         raise UserError(f"{display_path(path)}: {error}") from None
 
 
@@ -217,12 +188,11 @@ def _read_paper(path, modified):
 
 
 def read_paper(path: Path) -> Paper:
-    """Returns the content of a file in configs/paper."""
     return _read_paper(path, path.stat().st_mtime_ns)
 
 
 class TableSpec:
-    """The YAML file of a table and its published table; raises UserError if one of them is invalid."""
+    """The YAML file of a table and its published table."""
 
     def __init__(self, name: str):
         if name not in tables():
@@ -233,32 +203,37 @@ class TableSpec:
         self.settings = read_model(self.path, TableSettings)
         self.source, self.published = self._read_published()
         self.rows = [*self.published.rows, *self.settings.rows]
-        if not self.rows:
-            raise self._error("rows", "missing: give rows, or a paper and its table")
         names = [(row.attention, row.row) for row in self.rows]
         if duplicate := next((name for i, name in enumerate(names) if name in names[:i]), None):
             raise self._error("rows", f"{' '.join(map(str, duplicate))} is not unique: rename a row")
-        methods = dict.fromkeys(row.method for row in self.rows if row.method)
-        base = self.settings.baseline
-        if base is not None and base not in methods:
-            raise self._error("baseline", f"no row has the method {base!r}{choices(base, methods)}")
+        if self.settings.baseline is not None:
+            methods = dict.fromkeys(row.method for row in self.rows if row.method)
+            self._check("baseline", "method", self.settings.baseline, methods)
 
     def _error(self, key, message):
         return UserError(f"{display_path(self.path)}: {key}: {message}")
 
+    def _check(self, key, what, name, known):
+        if name not in known:
+            raise self._error(key, f"unknown {what} {name!r}{choices(name, known, experiments.LISTING)}")
+
+    @contextmanager
+    def _context(self, key):
+        try:
+            yield
+        except UserError as error:
+            raise self._error(key, error) from None
+
     def _read_published(self):
-        """Returns (citation, published table); without a paper, these are None and an empty table."""
         if self.settings.paper is None:
             return None, PaperTable()
         paper = read_paper(experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml")
-        if self.settings.table not in (None, *paper.tables):
-            known = choices(self.settings.table, paper.tables)
-            raise self._error("table", f"the paper has no {self.settings.table!r}{known}")
+        if self.settings.table is not None:
+            self._check("table", "table", self.settings.table, paper.tables)
         return paper.source, paper.tables.get(self.settings.table, PaperTable())
 
     @property
     def scales(self) -> list[str]:
-        """The scales at which the table has runs."""
         columns = self.settings.columns.values()
         return [scale for scale in SCALES if any(column.experiment_at(scale) for column in columns)]
 
@@ -275,60 +250,47 @@ class Table(TableSpec):
     def __init__(self, name: str, scale: str = "full", overrides: tuple | list = ()):
         super().__init__(name)
         self.scale, self.overrides = scale, list(overrides)
-        columns = self.settings.columns
-        self.columns = {x: about for x, about in columns.items() if about.parts or about.experiment_at(scale)}
         if scale not in self.scales:
             known = " or ".join(f"--scale {other}" for other in self.scales)
             message = f"missing: the table has no experiment at --scale {scale}; use {known}"
             raise self._error(EXPERIMENTS[scale], message)
-        known = experiments.experiments()
-        for column, about in self.columns.items():
-            one = about.experiment_at(scale)
-            if not about.parts and one not in known:
-                message = f"unknown experiment {one!r}{choices(one, known, experiments.LISTING)}"
-                raise self._error(f"columns.{column}.{EXPERIMENTS[scale]}", message)
-        names = dict.fromkeys(x.experiment_at(scale) for x in self.columns.values() if not x.parts)
-        own = {one: applicable_overrides(one, overrides) for one in names}
+        columns = self.settings.columns
+        self.columns = {x: about for x, about in columns.items() if about.parts or about.experiment_at(scale)}
+        measured = {x: about.experiment_at(scale) for x, about in self.columns.items() if not about.parts}
+        for column, name in measured.items():
+            key = f"columns.{column}.{EXPERIMENTS[scale]}"
+            self._check(key, "experiment", name, experiments.experiments())
+        own = {name: applicable_overrides(name, overrides) for name in dict.fromkeys(measured.values())}
         # Overrides with keys that no experiment has may add keys, such as evaluations, to all of them.
         new = [text for text in overrides if not any(text in texts for texts in own.values())]
-        self.experiments = {
-            one: Experiment.load(one, [*texts, *new], overrides) for one, texts in own.items()
-        }
-        for column, about in self.columns.items():
-            if not about.parts:
-                self._check_column(column, about, self.experiments[about.experiment_at(scale)])
+        self.experiments = {x: Experiment.load(x, [*texts, *new], overrides) for x, texts in own.items()}
+        for column, name in measured.items():
+            self._check_column(f"columns.{column}", self.columns[column], self.experiments[name])
         self.cells = self._make_cells()
 
-    def _check_column(self, name, column, experiment):
-        """Raises UserError if the experiment does not measure what the column shows."""
+    def _check_column(self, key, column, experiment):
         known = [*experiment.cfg.evaluations, "training"]
-        if column.evaluation not in known:
-            message = f"unknown evaluation {column.evaluation!r}{choices(column.evaluation, known)}"
-            raise self._error(f"columns.{name}.evaluation", message)
-        metrics = ["tokens_per_second"] if column.evaluation == "training" else list(experiment.kind.metrics)
-        if column.metric not in (None, *metrics):
-            message = f"unknown metric {column.metric!r}{choices(column.metric, metrics)}"
-            raise self._error(f"columns.{name}.metric", message)
-        try:
+        self._check(f"{key}.evaluation", "evaluation", column.evaluation, known)
+        if column.metric is not None:
+            known = ["tokens_per_second"] if column.evaluation == "training" else experiment.kind.metrics
+            self._check(f"{key}.metric", "metric", column.metric, known)
+        with self._context(f"{key}.changes"):
             experiment.check_changes(column.changes)
-        except ValueError as error:
-            raise self._error(f"columns.{name}.changes", error) from None
 
     def _make_cells(self):
         published, found = self.published.columns, {}
-        columns = dict.fromkeys([*(published if self.scale == "full" else ()), *self.columns])
         for row in self.rows:
-            for name in columns:
+            for name in dict.fromkeys([*(published if self.scale == "full" else ()), *self.columns]):
                 column = self.columns.get(name, Column())
                 if not row.shows(name, column):
                     continue
                 cell = Cell(row.attention or "", row.row, name, row.method, row.published(name))
-                cell.values = list(row.changes.values())
-                cell.drop_worst = self.settings.drop_worst
+                cell.values, cell.drop_worst = list(row.changes.values()), self.settings.drop_worst
                 if name in published:
                     cell.better = published[name].better
                 if name in self.columns and row.has_runs(name, column):
-                    self._plan(cell, row, column)
+                    with self._context(f"row {row.row}"):
+                        self._plan(cell, row, column)
                 found[cell.attention, cell.row, name] = cell
         for (attention, row, name), cell in found.items():
             column = self.columns.get(name, Column())
@@ -344,31 +306,25 @@ class Table(TableSpec):
         Leaves the cell unchanged if a change sets a key of the experiment's grid to a value outside the grid.
         """
         experiment = self.experiments[column.experiment_at(self.scale)]
-        try:
-            check_method(row.method, row.attention)
-            experiment.check_changes(row.changes)
-            changes = {**column.changes, **row.changes}
-            grid = experiment.cfg.grid
-            if any(key in grid and value not in grid[key] for key, value in changes.items()):
-                return
-            seeds = getattr(self.settings, SEEDS[self.scale]) if self.scale in SEEDS else None
-            if not seeds or any(text.startswith("seeds=") for text in self.overrides):
-                seeds = experiment.cfg.seeds
-            cell.runs = experiment.runs(row.attention, canonical(row.method), seeds, changes)
-        except ValueError as error:
-            if row in self.settings.rows:
-                raise self._error(f"rows[{self.settings.rows.index(row)}]", error) from None
-            raise self._error("table", f"row {row.row}: {error}") from None
+        kind, grid, changes = experiment.kind, experiment.cfg.grid, {**column.changes, **row.changes}
+        check_method(row.method, row.attention)
+        experiment.check_changes(row.changes)
+        if any(key in grid and value not in grid[key] for key, value in changes.items()):
+            return
+        seeds = getattr(self.settings, SEEDS[self.scale]) if self.scale in SEEDS else None
+        if not seeds or any(text.startswith("seeds=") for text in self.overrides):
+            seeds = experiment.cfg.seeds
+        cell.runs = experiment.runs(row.attention, canonical(row.method), seeds, changes)
         by_seed = [experiment.trials(run) for run in cell.runs] if self.settings.choose_once else []
         cell.trials = [list(runs) for runs in zip(*by_seed, strict=True)]
         if cell.trials:
             cell.runs = [run for runs in cell.trials for run in runs]
-            first = next(iter(experiment.kind.evaluations(experiment.settings(cell.runs[0]))))
-            cell.score = first, next(iter(experiment.kind.metrics))
-        cell.experiment, cell.kind, cell.evaluation = experiment.name, experiment.kind, column.evaluation
-        cell.metric = column.metric or next(iter(experiment.kind.metrics))
+            first = next(iter(kind.evaluations(experiment.settings(cell.runs[0]))))
+            cell.score = first, next(iter(kind.metrics))
+        cell.experiment, cell.kind, cell.evaluation = experiment.name, kind, column.evaluation
+        cell.metric = column.metric or next(iter(kind.metrics))
         if not self.settings.paper or cell.published is None:
-            cell.better = experiment.kind.metrics.get(cell.metric, "higher")
+            cell.better = kind.metrics.get(cell.metric, "higher")
 
     def baseline(self, cell: Cell) -> Cell | None:
         """Returns the baseline's cell of this cell's attention and column; None for the baseline itself.
@@ -393,8 +349,6 @@ class Table(TableSpec):
         for name in only:
             if name not in methods:
                 raise UserError(f"the table has no method {name!r}{choices(name, methods)}")
-        wanted = [run for cell in self.cells for run in cell.runs]
-        wanted = [run for run in wanted if not only or run.method in map(canonical, only)]
         found, first = {}, set()
 
         def add(run):
@@ -405,12 +359,12 @@ class Table(TableSpec):
                         first.add(needed)
                 found[run] = None
 
-        for run in wanted:
-            add(run)
+        for run in (run for cell in self.cells for run in cell.runs):
+            if not only or run.method in map(canonical, only):
+                add(run)
         return sorted(found, key=lambda run: (run not in first, run.seed))
 
     def experiment_of(self, run: Run) -> Experiment:
-        """Returns the experiment of one of the table's runs, or of a run that one of them starts from."""
         if run.experiment not in self.experiments:
             self.experiments[run.experiment] = next(iter(self.experiments.values())).other(run.experiment)
         return self.experiments[run.experiment]

@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.experiments.definition.kinds import Kind
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, display_path
 
 
@@ -50,7 +51,7 @@ GLUE = {
 
 
 def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
-    """Returns what is known of a run's data; ValueError with the command that prepares it otherwise."""
+    """Returns what is known of a run's data; UserError with the command that prepares it otherwise."""
     if not cfg.data:
         return Corpus()
     folder = kind.folders(cfg)[0]
@@ -69,5 +70,5 @@ def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
     name = cfg.data.removeprefix("data/").partition("/")[0]
     if name not in CORPORA:
         command = prepare_command(display_path(folder)) or PREPARE
-        raise ValueError(f"the vocabulary is not known before the data is prepared: run `{command}`")
+        raise UserError(f"the vocabulary is not known before the data is prepared: run `{command}`")
     return CORPORA[name]

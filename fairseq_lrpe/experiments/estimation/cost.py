@@ -8,7 +8,7 @@ for translation and fine-tuning.
 import math
 from argparse import Namespace
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
@@ -64,11 +64,11 @@ def estimate_training(job: Job) -> Estimate:
     """Returns the estimate of a run; ValueError if its flags are invalid or its data is not known."""
     if not job.kind.trains:
         raise UserError("no estimate, because its runs train no model")
-    batch, dtype, trained = job.cfg.batch, DTYPES[job.launch.precision], job
+    batch, dtype, trained = job.cfg.batch, DTYPES[job.precision], job
     is_glue, initial = job.kind.task == "sentence_prediction", job.experiment.starts_from(job.run)
     if is_glue and isinstance(initial, Run):  # the model is that of the pretraining, with a head
         other = job.experiment.other(initial.experiment)
-        trained = Job(other, initial, job.results, job.launch, job.more)
+        trained = replace(job, experiment=other, run=initial)
     corpus = read_corpus(trained.kind, trained.cfg)
     if is_glue:
         corpus = corpus._replace(labels=len(get_task(job.cfg.task).labels) or 1)

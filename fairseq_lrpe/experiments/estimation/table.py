@@ -7,10 +7,10 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.execution.launch import Launch
 from fairseq_lrpe.experiments.execution.run_directory import read_json
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.cli import print_wide
+from fairseq_lrpe.utils.errors import UserError
 
 UTILIZATION = 0.35
 """Assumed fraction of a GPU's peak FLOP/s."""
@@ -36,27 +36,27 @@ def add_estimate_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--on", choices=PEAKS, default="v100", help=text)
 
 
-def estimated_launch(args: Namespace) -> Launch:
-    """Returns the launch settings to estimate, which this machine need not support.
+def estimated_machine(args: Namespace) -> dict[str, object]:
+    """Returns the arguments of ``Job`` to estimate, which this machine need not support.
 
     Raises:
-        ValueError: flags that cannot be combined, or a precision that the GPU does not have.
+        UserError: flags that cannot be combined, or a precision that the GPU does not have.
     """
     if args.dry_run:
-        raise ValueError("--estimate and --dry-run cannot be combined: leave one out")
+        raise UserError("--estimate and --dry-run cannot be combined: leave one out")
     precision = getattr(args, "precision", None) or "fp16"
     if precision not in PEAKS[args.on]:
         known = " or ".join(PEAKS[args.on])
-        raise ValueError(f"--on {args.on} has no {precision}: use --precision {known}")
-    return Launch(max(args.gpus or 1, 1), getattr(args, "nodes", 1), cpu=False, precision=precision)
+        raise UserError(f"--on {args.on} has no {precision}: use --precision {known}")
+    return {"gpus": args.gpus or 1, "nodes": getattr(args, "nodes", 1), "cpu": False, "precision": precision}
 
 
 def show_estimate(jobs: list[Job], gpu: str) -> None:
-    """Prints the estimate of jobs and of the trials among which they choose; ValueError if there is none."""
+    """Prints the estimate of jobs and of the trials among which they choose; UserError if there is none."""
     from fairseq_lrpe.experiments.estimation.cost import estimate_training  # takes seconds
 
-    launch, total, problems = jobs[0].launch, 0.0, []
-    gpus, peak = launch.gpus * launch.nodes, PEAKS[gpu][launch.precision]
+    first, total, problems = jobs[0], 0.0, []
+    gpus, peak = first.gpus * first.nodes, PEAKS[gpu][first.precision]
     names = "trainings", "parameters", "tokens", "FLOPs", "GB per GPU", "hours each"
     table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in names))
     for run, group in group_by_cost(jobs).items():
@@ -74,10 +74,10 @@ def show_estimate(jobs: list[Job], gpu: str) -> None:
         cells = f"{one.parameters:,}", power(one.tokens), power(one.flops), number(one.memory / 1e9)
         table.add_row(name, count, *cells, number(hours))
     if len(problems) == table.row_count:
-        raise ValueError("; ".join(dict.fromkeys(problems)))
+        raise UserError("; ".join(dict.fromkeys(problems)))
     print_wide(table)
     print(f"Not finished: {number(total)} hours on {gpus} × {gpu}, one training after the other.")
-    print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {launch.precision}.")
+    print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {first.precision}.")
     for problem in dict.fromkeys(problems):
         print(f"Not estimated: {problem}.")
     print("Evaluations are not included. docs/cluster.md explains the numbers.")

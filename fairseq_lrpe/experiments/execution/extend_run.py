@@ -20,8 +20,7 @@ def start(job, settings: dict) -> None:
     """Copies the longest finished run with fewer updates, if any, into the folder of a job before its start.
 
     The training then gives exactly the result of an uninterrupted one, since fairseq seeds each update by its
-    number. If the learning rate depends on the total number of updates, nothing is copied.
-    ``settings["extended"]`` is set to the copied run and its number of updates.
+    number. ``settings["extended"]`` is set to the copied run and its number of updates.
     """
     if (job.folder / LAST).exists():
         before = read_json(job.folder / "run.json")
@@ -42,6 +41,11 @@ def start(job, settings: dict) -> None:
 
 def shorter_runs(job) -> list[tuple[Path, int]]:
     """Returns (folder, updates) of finished runs like the job but with fewer updates, the longest first."""
+
+    def without_updates(run):
+        changes = tuple(pair for pair in run.changes if pair[0] != "updates")
+        return replace(run, method=canonical(run.method), changes=changes)
+
     shorter = []
     for folder in run_folders(job.results / job.run.experiment, Path()) if "updates" in job.cfg else ():
         with suppress(UserError, KeyError):  # damaged folders are ignored
@@ -52,14 +56,11 @@ def shorter_runs(job) -> list[tuple[Path, int]]:
     return sorted(shorter, key=lambda pair: pair[1], reverse=True)
 
 
-def without_updates(run: Run) -> Run:
-    """Returns the run without the change of ``updates``, and with the canonical name of its method."""
-    changes = tuple(pair for pair in run.changes if pair[0] != "updates")
-    return replace(run, method=canonical(run.method), changes=changes)
-
-
 def check(job, settings: dict, shorter: Path, updates: int) -> None:
-    """Raises UserError if the run in ``shorter``, which has ``updates`` updates, cannot be extended."""
+    """Raises UserError if the training would not have gone through the last update of the shorter run.
+
+    That is also the case if the learning rate depends on the total number of updates.
+    """
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
     config = {**settings["config"], "updates": updates}
@@ -76,13 +77,9 @@ def check(job, settings: dict, shorter: Path, updates: int) -> None:
 
 
 def copy(shorter: Path, folder: Path) -> None:
-    """Copies the logs and checkpoints of the run in ``shorter`` to ``folder``.
-
-    checkpoint_last.pt is copied at the end, since it determines where training resumes. Hard links cannot
-    replace the copies, since fairseq overwrites checkpoints in place.
-    """
+    """Copies logs and checkpoints; the last one determines where training resumes."""
     (folder / "checkpoints").mkdir(exist_ok=True)
     for name in ("train.log", "log.jsonl", "checkpoints/checkpoint_best.pt", LAST):
         if (shorter / name).exists():
-            with atomic_file(folder / name) as part:
+            with atomic_file(folder / name) as part:  # no link, since fairseq overwrites it in place
                 shutil.copyfile(shorter / name, part)

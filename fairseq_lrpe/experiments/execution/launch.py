@@ -1,8 +1,7 @@
-"""Launch settings of a training (GPUs, nodes, precision) and its fairseq-train command."""
+"""The machine of a training (GPUs, nodes, precision) and its fairseq-train command."""
 
-import argparse
 import os
-from dataclasses import dataclass
+from argparse import ArgumentParser, Namespace
 
 from omegaconf import DictConfig
 
@@ -22,24 +21,7 @@ OWN_FLAGS = """
 """Flags of fairseq-train that ``train_command`` sets, or that would apply again whenever a run is resumed."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The devices, processes and precision of a training.
-
-    Args:
-        gpus: number of GPUs per node, or of processes per node if ``cpu``; 0 means one CPU process.
-        rendezvous: HOST:PORT at which the nodes connect.
-    """
-
-    gpus: int = 0
-    nodes: int = 1
-    cpu: bool = True
-    precision: str = "fp32"
-    rendezvous: str | None = None
-
-
-def add_machine_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that select GPUs, nodes, precision and results folder, and --dry-run."""
+def add_machine_flags(parser: ArgumentParser) -> None:
     text = "GPUs per node, or with --cpu the number of processes (default: all GPUs)"
     parser.add_argument("--gpus", type=min_int(1), help=text)
     parser.add_argument("--cpu", action="store_true", help="train on the CPU")
@@ -51,14 +33,13 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help=text)
 
 
-def add_results_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag --results, the folder to which runs are written."""
+def add_results_flag(parser: ArgumentParser) -> None:
     text = "folder of the runs (default: %(default)s)"
     parser.add_argument("--results", type=abs_path, default=REPOSITORY / "results", help=text)
 
 
-def choose_launch(args: argparse.Namespace) -> Launch:
-    """Returns the launch settings of the flags; raises UserError if this machine does not support them."""
+def choose_machine(args: Namespace) -> dict[str, object]:
+    """Returns the arguments of ``Job`` that the flags select."""
     available, rendezvous = len(gpus_here()), getattr(args, "rendezvous", None)
     gpus = (0 if args.cpu else available) if args.gpus is None else args.gpus
     cpu = args.cpu or not gpus or not (available or args.dry_run)
@@ -73,11 +54,11 @@ def choose_launch(args: argparse.Namespace) -> Launch:
         check_architectures()
     if precision == "bf16":
         check_bf16()
-    return Launch(gpus, args.nodes, cpu, precision, rendezvous)
+    chosen = {"gpus": gpus, "nodes": args.nodes, "cpu": cpu, "precision": precision}
+    return {**chosen, "rendezvous": rendezvous}
 
 
 def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
-    """Returns the number of batches per process and update; raises UserError if it is not an integer."""
     total, per_gpu, unit, processes = batch.total, batch.per_gpu, batch.unit, max(gpus, 1) * nodes
     if total % (per_gpu * processes):
         where = f"{processes} GPU{'s' * (processes > 1)}" if gpus else "one process"
@@ -90,12 +71,11 @@ def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
 
 def train_command(job) -> list[str]:
     """Returns the fairseq-train command of a job; torchrun starts it on several nodes or CPU processes."""
-    cfg, launch = job.cfg, job.launch
-    if launch.precision == "bf16" and job.run.method == "fairseq":
+    cfg, gpus, nodes = job.cfg, job.gpus, job.nodes
+    if job.precision == "bf16" and job.run.method == "fairseq":
         raise UserError("fairseq trains its own models in bf16 only on TPUs: use --precision fp16")
     configured = {**cfg.train, **cfg.by_method.get(job.run.method, {})}
     check_own_flags(configured, job.more)
-    gpus, nodes = launch.gpus, launch.nodes
     flags = {
         "user_dir": display_path(PLUGIN),
         "task": job.kind.task,
@@ -112,16 +92,16 @@ def train_command(job) -> list[str]:
         "log_format": "json",
         # fairseq's default is the number of visible GPUs.
         "distributed_world_size": max(gpus, 1) * nodes,
-        launch.precision: launch.precision != "fp32",
-        "cpu": launch.cpu,
+        job.precision: job.precision != "fp32",
+        "cpu": job.cpu,
     }
-    if launch.cpu and gpus * nodes > 1:
+    if job.cpu and gpus * nodes > 1:
         # Without these flags, each CPU process trains a separate model.
         flags |= {"distributed_init_method": "env://", "distributed_rank": -1, "distributed_no_spawn": True}
         flags |= {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}
     start = ["fairseq-train"]
-    if nodes > 1 or (launch.cpu and gpus > 1):
-        rendezvous = ["--nnodes", nodes, "--rdzv_backend", "c10d", "--rdzv_endpoint", launch.rendezvous]
+    if nodes > 1 or (job.cpu and gpus > 1):
+        rendezvous = ["--nnodes", nodes, "--rdzv_backend", "c10d", "--rdzv_endpoint", job.rendezvous]
         rendezvous = rendezvous if nodes > 1 else ["--standalone"]
         start = ["torchrun", *rendezvous, "--nproc_per_node", gpus, "-m", "fairseq_cli.train"]
     folders = [str(display_path(folder)) for folder in job.kind.folders(cfg)]
@@ -130,23 +110,18 @@ def train_command(job) -> list[str]:
 
 
 def check_own_flags(configured: dict, more: list[str]) -> None:
-    """Raises UserError if the settings or the words after -- contain one of ``OWN_FLAGS``.
-
-    The words may contain --fp16 and --bf16, with which docs/performance.md measures the CPU.
-    """
+    """Raises UserError if the settings or the words after -- contain one of ``OWN_FLAGS``."""
     given = {word[2:].partition("=")[0].replace("-", "_") for word in more if word.startswith("--")}
-    named = {f"train.{name}": name for name in configured}
-    named |= {f"--{name.replace('_', '-')}": name for name in given - {"fp16", "bf16"}}
-    for text, name in named.items():
-        if name in OWN_FLAGS:
-            raise UserError(
-                f"{text} cannot be set: lrpe sets it by METHOD, updates=, batch., starts_from=, --seeds, "
-                "--cpu, --gpus, --precision or --results, or needs its own value"
-            )
+    # docs/performance.md measures the CPU with --fp16 and --bf16.
+    named = {name: f"--{name.replace('_', '-')}" for name in given - {"fp16", "bf16"}}
+    named |= {name: f"train.{name}" for name in configured}
+    if name := next((name for name in named if name in OWN_FLAGS), None):
+        raise UserError(
+            f"{named[name]} cannot be set: lrpe sets it by METHOD, updates=, batch., starts_from=, --seeds, "
+            "--cpu, --gpus, --precision or --results, or needs its own value"
+        )
 
 
 def visible_gpus() -> list[str]:
-    """Returns the visible GPUs as elements of CUDA_VISIBLE_DEVICES."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = len(gpus_here())
+    named, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(gpus_here())
     return named.split(",")[:count] if named and count else [str(i) for i in range(count)]

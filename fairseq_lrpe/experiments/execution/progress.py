@@ -36,13 +36,11 @@ def describe(entries: list[dict], updates: int, log: Path) -> str:
 
 
 def describe_job(job) -> str:
-    """Returns one line about the progress of a job or its current trial, which is in use."""
     active = next((trial for trial in job.trials() if is_locked(trial.folder)), job)
     return f"{active.run}: {describe_folder(active.folder, active.updates)}"
 
 
 def describe_folder(folder: Path, updates: int) -> str:
-    """Returns one line about the progress of the run in a folder, which is in use."""
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
     if logs and logs[-1].name.startswith("eval-"):
         return f"evaluating {logs[-1].stem.removeprefix('eval-')}"

@@ -21,7 +21,6 @@ from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Returns the versions of Python, torch (with its build, such as +cu126), fairseq and this package."""
     import torch  # this import takes seconds
 
     packages = {"fairseq": "fairseq-fixed", "fairseq_lrpe": "fairseq-lrpe"}
@@ -40,14 +39,12 @@ def processor(environment: Mapping[str, str]) -> dict[str, str | int]:
 
     info = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*: (.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
-    name = match[1] if match else platform.machine()
-    instructions = torch.backends.cpu.get_cpu_capability()
     threads = int(environment.get("OMP_NUM_THREADS", torch.get_num_threads()))
+    name, instructions = match[1] if match else platform.machine(), torch.backends.cpu.get_cpu_capability()
     return {"name": name, "instructions": instructions, "threads": threads}
 
 
 def git_revision() -> dict[str, str | bool | None]:
-    """Returns "revision" and "dirty" (whether tracked files differ from it); both are None outside of git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         text = subprocess.check_output(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, text=True).strip()
@@ -57,17 +54,15 @@ def git_revision() -> dict[str, str | bool | None]:
 
 
 def timestamp() -> str:
-    """Returns the current time in UTC in ISO format, in seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def write_json(path: Path, content: object) -> None:
-    """Writes a JSON file atomically."""
     write_atomic(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict:
-    """Returns the JSON object in a file, or {} if there is no file; raises UserError if it is damaged."""
+    """Returns the JSON object in a file, or {} if there is no file."""
     try:
         return object_in(path)
     except ValueError as error:
@@ -75,7 +70,7 @@ def read_json(path: Path) -> dict:
 
 
 def object_in(path: Path) -> dict:
-    """Returns the same as ``read_json``, without the path of the file in the message of the ValueError."""
+    """Returns the same as ``read_json``; raises ValueError without the path."""
     content = json.loads(path.read_text()) if path.exists() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not a JSON object")
@@ -83,20 +78,15 @@ def object_in(path: Path) -> dict:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Returns the objects in a JSON lines file; raises UserError if a line before the last is damaged."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    objects = []
+    """Returns the objects in a JSON lines file, of which the last may be incomplete."""
+    lines, objects = path.read_text().splitlines() if path.exists() else [], []
     for number, line in enumerate(lines, 1):
         try:
-            content = json.loads(line)
-        except ValueError:
-            content = None
-        if isinstance(content, dict):
-            objects.append(content)
-        elif number < len(lines):
-            raise UserError(
-                f"{path} is damaged (line {number} is not a JSON object): remove the run's folder"
-            )
+            objects.append({**json.loads(line)})
+        except (ValueError, TypeError):
+            if number < len(lines):
+                wrong = f"is damaged (line {number} is not a JSON object)"
+                raise UserError(f"{path} {wrong}: remove the run's folder") from None
     return objects
 
 
@@ -126,10 +116,7 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Returns whether a process holds the lock of the folder."""
-    if not (folder / "lock").exists():
-        return False
-    with (folder / "lock").open() as lock:
+    with suppress(FileNotFoundError), (folder / "lock").open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -155,7 +142,6 @@ def check_settings(folder: Path, settings: dict) -> None:
 
 
 def run_differences(before: dict, settings: dict) -> list[str]:
-    """Returns descriptions of the differences between two run.json files that make them different runs."""
     different = setting_differences(before["config"], settings["config"])
     for name in ("flags", "precision"):
         different += setting_differences(before[name], settings[name], name)
@@ -176,25 +162,21 @@ def setting_differences(before: object, after: object, key: str = "") -> list[st
 
 
 def data_differences(before: dict[str, int], after: dict[str, int]) -> list[str]:
-    """Returns the differences of file sizes; files on only one side count only if they are for training."""
+    """Returns the differences of sizes; only files for training count on one side."""
     names = [name for name in {**before, **after} if "train" in name or (name in before and name in after)]
     pairs = ((name, before.get(name), after.get(name)) for name in names)
     return [f"data.{name} was {old} bytes, now {new}" for name, old, new in pairs if old != new]
 
 
 def completed_updates(checkpoints: Path) -> int:
-    """Returns the number of updates of the last checkpoint; 0 if there is no readable one."""
     return checkpoint_updates(checkpoints / "checkpoint_last.pt") or 0
 
 
 def checkpoint_updates(checkpoint: Path) -> int | None:
-    """Returns the number of updates of a checkpoint; None if it is missing or truncated."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
-    try:
+    with suppress(UserError):
         return read_checkpoint(checkpoint, "")["optimizer_history"][-1]["num_updates"]
-    except ValueError:
-        return None
 
 
 def repair_checkpoints(checkpoints: Path) -> None:
@@ -215,7 +197,6 @@ def repair_checkpoints(checkpoints: Path) -> None:
 
 
 def evaluated_checkpoint(folder: Path, name: str) -> Path:
-    """Returns the evaluated checkpoint of a run: that of the chosen trial, or checkpoints/``name``."""
     return folder / read_json(folder / "evaluation.json").get("checkpoint", f"checkpoints/{name}")
 
 
@@ -223,14 +204,10 @@ KINDS = ("train_inner", "valid", "train")  # kinds of log entries, in the order 
 
 
 class Log:
-    """The metrics that fairseq writes to train.log, copied to log.jsonl.
+    """The metrics that fairseq writes to the log ``name`` in a run's folder, copied to log.jsonl.
 
-    At the start, metrics missing in log.jsonl because its writer was killed are read from train.log.
-
-    Args:
-        folder: the run's folder.
-        name: the log file that fairseq writes.
-        completed: the number of updates after which training resumes; metrics of later updates are dropped.
+    At the start, metrics missing in log.jsonl because its writer was killed are read from the logs, and those
+    after the ``completed`` updates, after which training resumes, are dropped.
     """
 
     pattern = re.compile(rf"\| ({'|'.join(KINDS)}) \| (\{{.*\}})$")
@@ -250,7 +227,7 @@ class Log:
             return {"kind": match[1], **{k: to_number(v) for k, v in json.loads(match[2]).items()}}
 
     def record(self, line: str) -> dict | None:
-        """Appends the metrics in a line of fairseq's output to log.jsonl and returns them."""
+        """Appends the metrics in a line to log.jsonl and returns them."""
         if entry := self.parse(line):
             self.entries.append(entry)
             with self.jsonl.open("a") as file:
@@ -310,15 +287,11 @@ def speed_unit(entry: dict) -> str:
 
 
 def entry_updates(entry: dict) -> int:
-    """Returns the number of updates of a log entry."""
     return next(value for key, value in entry.items() if key.endswith("num_updates"))
 
 
 def to_number(value: object) -> object:
-    """Converts a string to int or float if possible; returns other values unchanged."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(value) if isinstance(value, str) else value
-        except ValueError:
-            pass
     return value

@@ -13,7 +13,6 @@ import shlex
 import shutil
 import socket
 import threading
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +25,7 @@ from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import extend_run, run_directory
-from fairseq_lrpe.experiments.execution.launch import Launch, train_command, visible_gpus
+from fairseq_lrpe.experiments.execution.launch import train_command, visible_gpus
 from fairseq_lrpe.experiments.execution.progress import show_training
 from fairseq_lrpe.experiments.execution.run_directory import (
     InUse,
@@ -38,42 +37,41 @@ from fairseq_lrpe.experiments.execution.run_directory import (
     write_json,
 )
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, atomic_file, display_path, write_atomic
+from fairseq_lrpe.utils.files import (
+    PREPARE,
+    REPOSITORY,
+    atomic_file,
+    display_path,
+    output_folder,
+    write_atomic,
+)
 from fairseq_lrpe.utils.gpus import gpus_here
-from fairseq_lrpe.utils.subprocesses import CommandFailed, run_command
+from fairseq_lrpe.utils.subprocesses import CommandRejected, run_command
 
 LOCK_TIMEOUT = 5  # seconds to wait until the subprocesses of a killed process have ended
-REJECTIONS = ("fairseq_lrpe: ", "fairseq-train: error: ", "train.py: error: ")
-"""Starts of the last line of a fairseq-train that rejects its arguments."""
+MACHINE = ("gpus", "nodes", "cpu", "precision", "rendezvous")  # attributes of a job in run.json
 
 
 @dataclass
 class Job:
-    """A run to execute on this machine.
-
-    Args:
-        results: the folder to which runs are written.
-        launch: the hardware and precision.
-        more: further arguments of fairseq-train.
-        environment: environment variables of its commands, besides those of this process.
-        stop: ends the commands of a run that is executed in a thread when it is set.
-        lock: the open lock file of the folder while this process holds the lock.
-        moved: the run's folder if it was moved or copied from its path below ``results``.
-    """
+    """A run to execute on this machine."""
 
     experiment: Experiment
     run: Run
-    results: Path
-    launch: Launch = field(default_factory=Launch)
-    more: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
-    stop: threading.Event | None = None
-    lock: IO | None = None
-    moved: Path | None = None
+    results: Path  # the folder to which runs are written
+    gpus: int = 0  # per node, or processes per node if ``cpu``; 0 means one CPU process
+    nodes: int = 1
+    cpu: bool = True
+    precision: str = "fp32"
+    rendezvous: str | None = None  # HOST:PORT at which the nodes connect
+    more: list[str] = field(default_factory=list)  # further arguments of fairseq-train
+    environment: dict[str, str] = field(default_factory=dict)  # of its commands, besides this process's
+    stop: threading.Event | None = None  # ends the commands of a run in a thread when it is set
+    lock: IO | None = None  # the open lock file of the folder while this process holds the lock
+    moved: Path | None = None  # the run's folder if it is not at its path below ``results``
 
     @cached_property
     def cfg(self) -> DictConfig:
-        """The run's settings, with its changes."""
         return self.experiment.settings(self.run)
 
     @property
@@ -86,7 +84,6 @@ class Job:
 
     @property
     def record(self) -> dict:
-        """The content of evaluation.json."""
         return read_json(self.folder / "evaluation.json")
 
     @property
@@ -99,8 +96,8 @@ class Job:
             return "absent"
         if self.lock is None and is_locked(self.folder):
             return "in use"
-        record = self.record
-        missing, trials = missing_evaluations(self, record), self.trials()
+        record, trials = self.record, self.trials()
+        missing = missing_evaluations(self, record)
         if "finished" not in record or {trial_name(self, x) for x in trials} != set(record.get("tried", ())):
             return "partial"
         first = next(iter(self.kind.evaluations(self.cfg)), None)
@@ -119,7 +116,6 @@ class Job:
 
     @cached_property
     def starts_from(self) -> Path | None:
-        """The checkpoint that initializes the model."""
         initial = self.experiment.starts_from(self.run)
         if not isinstance(initial, Run):
             return initial
@@ -142,10 +138,7 @@ class Job:
         return log
 
     def run_command(self, command: list[str], log: Path, on_line=lambda line: None) -> None:
-        """Runs a command of the run and appends its output to a log.
-
-        The command inherits the lock, so that the folder stays locked if this process is killed.
-        """
+        """Runs a command, which inherits the lock: the folder stays locked if this process is killed."""
         locks = [self.lock.fileno()] if self.lock else []
         run_command(command, log, on_line, self.environment, self.stop, cwd=REPOSITORY, pass_fds=locks)
 
@@ -162,36 +155,30 @@ class Job:
             train_command(self)
 
     def check_start(self) -> None:
-        """Raises UserError if the checkpoint that initializes the model does not exist."""
         initial = self.experiment.starts_from(self.run)
         if isinstance(initial, Path) and not initial.is_file():
             raise UserError(f"the checkpoint {initial} does not exist, and no experiment has that name")
         if isinstance(initial, Run) and not self.starts_from.is_file():
-            changes = [f"{key}={value}" for key, value in initial.changes]
-            words = [initial.experiment, initial.method, "--attention", initial.attention]
-            words += ["--seeds", str(initial.seed), "--results", str(display_path(self.results)), *changes]
-            command = shlex.join(["lrpe", "train", *words])
+            words = ["lrpe", "train", initial.experiment, initial.method, "--attention", initial.attention]
+            words += ["--seeds", str(initial.seed), "--results", str(display_path(self.results))]
+            command = shlex.join([*words, *(f"{key}={value}" for key, value in initial.changes)])
             raise UserError(f"{self.run} starts from {initial}, which is not trained: `{command}` trains it")
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
-    """Returns {file: size in bytes} of a run's data; raises UserError if a file is missing."""
-    folder, files = REPOSITORY / cfg.data, kind.data(cfg)
-    names = {os.path.relpath(path, folder): path for path in files}
+    folder, remedy = REPOSITORY / cfg.data, f"`{PREPARE}` lists the corpora"
+    names = {os.path.relpath(path, folder): path for path in kind.data(cfg)}
     if absent := [name for name, path in names.items() if not path.is_file()]:
         [bin_folder, *_] = kind.folders(cfg)
         if command := prepare_command(display_path(bin_folder)):
             vectors = " --vectors glove.840B.300d.txt" if cfg.train.get("embed_path") else ""
             first = f"remove {display_path(bin_folder)}, then " if bin_folder.is_dir() else ""
-            remedy = f"{first}`{command}{vectors}` prepares it, or override data=FOLDER"
-        else:
-            remedy = f"`{PREPARE}` lists the corpora, or override data=FOLDER"
-        raise UserError(f"{folder} lacks {', '.join(absent)}: {remedy}")
+            remedy = f"{first}`{command}{vectors}` prepares it"
+        raise UserError(f"{folder} lacks {', '.join(absent)}: {remedy}, or override data=FOLDER")
     return {name: path.stat().st_size for name, path in names.items()}
 
 
 def missing_evaluations(job: Job, record: dict) -> list[str]:
-    """Returns the names of the job's evaluations that are not recorded with the current settings."""
     recorded = record.get("evaluations", {})
     wanted = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
     differ = run_directory.setting_differences
@@ -205,36 +192,29 @@ def evaluation_settings(job: Job, name: str) -> dict:
     return {"checkpoint": evaluate["checkpoint"], **flags, **job.kind.evaluations(job.cfg)[name]}
 
 
-class TrainingRejected(UserError):
-    """Raised if fairseq-train rejects its arguments."""
-
-
 def execute_run(job: Job) -> None:
     """Executes the missing parts of a run, or joins a training that another node has started.
 
-    If fairseq-train rejects its arguments, a new folder in which nothing was trained is removed.
+    If fairseq rejects the arguments of a new run, its folder is removed.
     """
-    new = [path for path in (job.folder, *job.folder.parents) if not path.exists()]
-    try:
-        with locked(job.folder, LOCK_TIMEOUT if job.launch.nodes == 1 else 0) as job.lock:
-            run_primary(job)
-    except InUse:
-        if job.launch.nodes == 1:
+    is_new = not job.folder.exists()
+    with output_folder(job.folder):
+        try:
+            with locked(job.folder, LOCK_TIMEOUT if job.nodes == 1 else 0) as job.lock:
+                run_primary(job)
+        except InUse:
+            if job.nodes == 1:
+                raise
+            run_worker(job)
+        except CommandRejected:
+            if is_new and not any(job.folder.rglob("*.pt")):
+                shutil.rmtree(job.folder)
             raise
-        run_worker(job)
-    except TrainingRejected:
-        if new and not any(job.folder.rglob("*.pt")):
-            shutil.rmtree(job.folder)
-            for parent in new[1:]:
-                with suppress(OSError):  # another run may have written to it
-                    parent.rmdir()
-        raise
-    finally:
-        job.lock = None
+        finally:
+            job.lock = None
 
 
 def run_primary(job: Job) -> None:
-    """Trains and evaluates the run and records the results; the process must hold the lock of the folder."""
     trials, settings = job.trials(), run_settings(job)
     for one in (job, *trials):
         config = OmegaConf.to_container(one.cfg, resolve=True)
@@ -255,13 +235,12 @@ def run_primary(job: Job) -> None:
     record = {"evaluations": {}, **job.record, "finished": run_directory.timestamp()}
     write_json(job.folder / "evaluation.json", record)
     for name, measured in record["evaluations"].items():
-        if text := job.kind.describe(job.cfg, measured):
+        if text := job.kind.describe(measured):
             job.say(f"{name}: {text}")
     job.say(f"finished: {job.folder}")
 
 
 def train(job: Job, settings: dict) -> None:
-    """Trains from the last checkpoint or from scratch, and records the training speed."""
     folder, before = job.folder, read_json(job.folder / "run.json")
     if before:
         settings["started"] = before["started"]
@@ -273,13 +252,7 @@ def train(job: Job, settings: dict) -> None:
     write_atomic(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
     log = Log(folder, completed=run_directory.completed_updates(folder / "checkpoints"))
     log.restore(folder / "checkpoints", job.updates)
-    try:
-        run_training(job, command, log)
-    except CommandFailed as error:
-        last = str(error).splitlines()[-1]
-        if reason := next((last.removeprefix(start) for start in REJECTIONS if last.startswith(start)), None):
-            raise TrainingRejected(f"{job.run}: fairseq-train rejects its arguments: {reason}") from None
-        raise
+    run_training(job, command, log)
     if speed := run_directory.training_speed(folder):
         record_evaluation(job, "training", speed)
 
@@ -359,24 +332,20 @@ def trial_name(job: Job, trial: Job) -> str:
 
 
 def evaluate(job: Job, name: str) -> None:
-    """Evaluates the job's checkpoint and records the evaluation."""
     if job.kind.trains and not job.checkpoint.exists():
         existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
-        remedy = f"remove {job.folder} to train it again"
-        remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else remedy
+        remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else "remove the folder"
         raise UserError(f"{job.checkpoint} does not exist: {remedy}")
     record_evaluation(job, name, {"settings": evaluation_settings(job, name), **job.kind.evaluate(job, name)})
 
 
 def record_evaluation(job: Job, name: str, measured: dict) -> None:
-    """Adds an evaluation to the run's evaluation.json."""
     record = job.record
     evaluations = {**record.get("evaluations", {}), name: measured}
     write_json(job.folder / "evaluation.json", {**record, "evaluations": evaluations})
 
 
 def run_settings(job: Job) -> dict:
-    """Returns the content of the run's run.json."""
     initial, environment = None, {**os.environ, **job.environment}
     config = OmegaConf.to_container(job.cfg, resolve=True)
     if job.starts_from:
@@ -384,7 +353,7 @@ def run_settings(job: Job) -> dict:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         initial = {"path": str(display_path(job.starts_from)), "sha256": sha256}
         start = job.experiment.starts_from(job.run)
-        if isinstance(start, Run) and start != job.experiment.without_overrides.starts_from(job.run):
+        if isinstance(start, Run) and start != Experiment.load(job.run.experiment).starts_from(job.run):
             config["starts_from"] = initial["path"]  # so that the run is not recorded as one of the table
     names = dict(zip(visible_gpus(), gpus_here(), strict=True))
     share = job.environment.get("CUDA_VISIBLE_DEVICES", ",".join(names)).split(",")
@@ -393,8 +362,8 @@ def run_settings(job: Job) -> dict:
         "kind": job.cfg.kind,
         "changes": dict(job.run.changes),
         "updates": job.updates,
-        **asdict(job.launch),
-        "gpu_names": [] if job.launch.cpu else [names[gpu] for gpu in share],
+        **{name: getattr(job, name) for name in MACHINE},
+        "gpu_names": [] if job.cpu else [names[gpu] for gpu in share],
         "processor": run_directory.processor(environment),
         "flags": job.more,
         "config": config,

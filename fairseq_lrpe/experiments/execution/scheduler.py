@@ -36,7 +36,7 @@ def share_of_machine(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
 
 
 def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
-    """Returns the number of GPUs of each job, or None for its default; raises UserError for too few GPUs."""
+    """Returns the number of GPUs of each job, or None for its default."""
     available = len(visible_gpus())
     if gpus is None and available:
         if available < jobs:
@@ -50,7 +50,7 @@ def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
 def jobs_with_data(
     planned: dict[Run, Job], gpus: int | None, nodes: int = 1
 ) -> tuple[dict[Run, Job], list[str]]:
-    """Returns runs with data, and a message per experiment without data; UserError if no run has data."""
+    """Returns the runs with data, and a message per experiment without data."""
     ready, messages = {}, {}
     for run, job in planned.items():
         update_freq(job.cfg.batch, gpus or 0, nodes)
@@ -59,7 +59,7 @@ def jobs_with_data(
                 job.check_start()
             data_sizes(job.kind, job.cfg)
             ready[run] = job
-        except ValueError as error:
+        except UserError as error:
             messages[f"{run.experiment} is skipped: {error}"] = None
     if not ready:
         raise UserError("; ".join(messages))
@@ -67,16 +67,17 @@ def jobs_with_data(
 
 
 def execute(job: Job) -> str | None:
-    """Executes a run in this thread; returns the message of its error, or None.
-
-    Raises InUse if another process executes it.
-    """
+    """Executes a run, unless another process does; returns the message of its error, or None."""
     try:
         job.check()
-        execute_run(job)
-    except InUse:
-        raise
-    except (ValueError, OSError, CommandFailed) as error:
+        while job.state != "finished":
+            try:
+                execute_run(job)
+                break
+            except InUse:
+                if job.stop.wait(POLL_SECONDS):
+                    break
+    except (UserError, OSError, CommandFailed) as error:
         return str(error)
     except Exception:  # a bug must not stop the other runs
         return traceback.format_exc()
@@ -96,17 +97,18 @@ class Scheduler:
     """
 
     def __init__(self, jobs: dict[Run, Job], count: int, gpus: int | None):
-        self.jobs, self.count, self.gpus = jobs, count, gpus
+        self.jobs, self.count, self.gpus, self.slots = jobs, count, gpus, list(range(count))
         runs = [run for run, job in jobs.items() if job.state != "finished"]
         self.priority = {run: number for number, run in enumerate(runs)}
         self.needs = {run: self.priority.keys() & jobs[run].experiment.needs(run) for run in runs}
         self.order = TopologicalSorter(self.needs)
-        self.ready, self.in_use, self.errors = [], set(), []
+        self.ready, self.errors = [], []
         self.running: dict[Future, tuple[Run, int]] = {}
         self.failed: dict[Run, Run] = {}  # {run that failed or was not started: the run that failed}
         self.stop = threading.Event()
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self.display = Progress(*columns, console=Console(highlight=False, markup=False, soft_wrap=True))
+        self.say = self.display.console.print
         self.bar = self.display.add_task("", total=len(jobs), completed=len(jobs) - len(runs))
 
     def execute(self) -> list[str]:
@@ -120,61 +122,43 @@ class Scheduler:
             try:
                 while self.order.is_active():
                     self.ready = sorted([*self.ready, *self.order.get_ready()], key=self.priority.get)
-                    self.start(pool)
-                    self.collect()
+                    while self.ready and self.slots:
+                        self.start(pool)
+                    for future in wait(self.running, POLL_SECONDS, FIRST_COMPLETED).done:
+                        run, slot = self.running.pop(future)
+                        self.slots.append(slot)
+                        self.finish(run, future.result(), run)
                     if time.monotonic() - reported >= progress.REPORT_INTERVAL:
                         reported = time.monotonic()
                         for run, _ in self.running.values():
-                            self.display.console.print(progress.describe_job(self.jobs[run]))
+                            self.say(progress.describe_job(self.jobs[run]))
             finally:
                 self.stop.set()
         return self.errors
 
     def start(self, pool: ThreadPoolExecutor) -> None:
-        """Starts runs that are ready while there are free slots."""
-        for run in list(self.ready):
-            if len(self.running) == self.count:
-                break
-            cause = next((self.failed[other] for other in self.needs[run] if other in self.failed), None)
-            state = self.jobs[run].state if cause is None else "not started"
-            if state == "in use":
-                if run not in self.in_use:
-                    self.display.console.print(f"waiting  {run}: in use by another process")
-                self.in_use.add(run)
-                continue
-            self.ready.remove(run)
-            if cause is not None:
-                self.finish(run, f"not started: {cause} failed", cause)
-            elif state == "finished":  # by another process
-                self.finish(run)
-            else:
-                self.display.console.print(f"started  {run}")
-                slots = {slot for _, slot in self.running.values()}
-                slot = next(slot for slot in range(self.count) if slot not in slots)
-                share = share_of_machine(slot, self.count, self.gpus)
-                job = replace(self.jobs[run], environment=share, stop=self.stop)
-                self.running[pool.submit(execute, job)] = run, slot
+        """Starts a run; one that another process executes only if no other is ready."""
+        free = (run for run in self.ready if self.jobs[run].state != "in use")
+        run = next(free, self.ready[0])
+        self.ready.remove(run)
+        if cause := next((self.failed[other] for other in self.needs[run] if other in self.failed), None):
+            self.finish(run, f"not started: {cause} failed", cause)
+            return
+        is_busy = self.jobs[run].state == "in use"
+        self.say(f"waiting  {run}: in use by another process" if is_busy else f"started  {run}")
+        slot = self.slots.pop(0)
+        share = share_of_machine(slot, self.count, self.gpus)
+        job = replace(self.jobs[run], environment=share, stop=self.stop)
+        self.running[pool.submit(execute, job)] = run, slot
 
-    def collect(self) -> None:
-        """Waits a short time for runs to end, and handles those that ended."""
-        if not self.running:
-            time.sleep(POLL_SECONDS)
-        for future in wait(self.running, POLL_SECONDS, FIRST_COMPLETED).done:
-            run, _ = self.running.pop(future)
-            try:
-                self.finish(run, future.result(), run)
-            except InUse:  # another process has locked it: try the other runs first
-                self.priority[run] = max(self.priority.values()) + 1
-                self.ready.append(run)
-
-    def finish(self, run: Run, error: str | None = None, cause: Run | None = None) -> None:
-        """Marks a run as done; after an error, those that need it are not started. ``cause`` failed first."""
+    def finish(self, run: Run, error: str | None, cause: Run) -> None:
+        """Marks a run as done; ``cause`` is the run that failed first, if any."""
         if error is None:
-            self.display.console.print(f"finished {run}")
+            self.say(f"finished {run}")
         else:
             self.errors.append(f"{run}: {error}")
             self.failed[run] = cause
-            self.display.console.print(f"FAILED   {run}: {error.splitlines()[-1]}")
+            self.say(f"FAILED   {run}: {error.splitlines()[-1]}")
         self.order.done(run)
         self.display.advance(self.bar)
         self.display.update(self.bar, description=", ".join(str(one) for one, _ in self.running.values()))

@@ -1,4 +1,4 @@
-"""Execution of runs on a SLURM cluster, with submitit.
+"""Execution of runs on a SLURM cluster, with submitit, and its options.
 
 Each run is one job, and the job's comment is the run's folder, so squeue alone shows which runs are queued or
 running. The results folder must be on a file system that the nodes share. RUN/slurm contains submitit's files
@@ -14,57 +14,108 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import submitit
+from rich.table import Table
+from rich.text import Text
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from fairseq_lrpe.experiments.definition.experiment import read_yaml
 from fairseq_lrpe.experiments.definition.run import Run, as_value
-from fairseq_lrpe.experiments.execution.launch import choose_launch
+from fairseq_lrpe.experiments.execution import scheduler
+from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job, execute_run
-from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.cli import exit_on_error, print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import REPOSITORY
+from fairseq_lrpe.utils.files import REPOSITORY, output_folder
 
-FOLDER = "slurm"
-"""The folder in a run's folder with submitit's files."""
+FOLDER = "slurm"  # in a run's folder, with submitit's files
 DEFAULTS = {"time": "24:00:00", "signal": "USR2@120", "requeue": True, "kill-on-invalid-dep": "yes"}
 """Options of sbatch that configs/cluster.yaml and --slurm override. ``signal`` precedes the time limit."""
 PYTHON = sys.executable  # the interpreter of the jobs, which the nodes have, too
 CPUS_PER_GPU = 4  # for reading data
 MAX_REQUEUES = 1000  # after time limits, before submitit gives up
-UNREACHABLE = re.compile("Unable to contact slurm controller|Socket timed out|Connection refused")
 RETRIES, POLL_SECONDS = 60, 5  # slurmctld may restart
 LOCK_TIMEOUT = 600  # seconds for another command that submits runs to the same results folder
 
 
-@dataclass
-class SlurmRun:
-    """What a SLURM job executes on each of its nodes; submitit pickles it.
+def add_flags(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("cluster")
+    text = "execute the runs on this machine (default), or submit each as a job of SLURM"
+    group.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
+    text = "an option of sbatch, such as partition=gpu; may be repeated; configs/cluster.yaml has defaults"
+    group.add_argument("--slurm", action="append", default=[], metavar="KEY=VALUE", help=text)
+    group.add_argument("--wait", action="store_true", help="wait until all submitted jobs have ended")
+    instead = group.add_mutually_exclusive_group()
+    text = "show which runs are finished, running, queued or failed, and submit nothing"
+    instead.add_argument("--status", action="store_true", help=text)
+    instead.add_argument("--cancel", action="store_true", help="cancel the jobs of these runs")
 
-    Args:
-        args: the flags of the machine, from which each node chooses its launch settings.
+
+def is_requested(args: Namespace) -> bool:
+    return not args.dry_run and (args.launcher == "slurm" or args.status or args.cancel)
+
+
+def execute(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
+    """Submits the runs, or shows or cancels their jobs; returns one message per failed run with --wait."""
+    if args.status:
+        print_status(jobs)
+    elif shutil.which("sbatch") is None:
+        raise UserError("sbatch was not found: run this command on a login node of a SLURM cluster")
+    elif args.cancel:
+        if numbers := [number for number, _ in queue(jobs).values()]:
+            subprocess.run(["scancel", *numbers])
+        print(f"{len(numbers)} jobs cancelled")
+    else:
+        with output_folder(args.results):
+            return submit_with_data(args, jobs)
+    return []
+
+
+def submit_with_data(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
+    """Submits the runs with data; with --wait, until none has a job."""
+    jobs, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
+    for message in errors:
+        print(message, file=sys.stderr)
+    submitted, waiting = submit(jobs, args)
+    later = f"; {waiting} more wait: use --wait, or run the same command again" if waiting else ""
+    print(f"{len(submitted)} jobs submitted, {len(queue(jobs))} in the queue{later}", flush=True)
+    tried = set(submitted)
+    with resumable("the submitted jobs continue; --status shows them, and --cancel cancels them"):
+        while args.wait and (waiting or submitted or queue(jobs)):
+            time.sleep(POLL_SECONDS)
+            queued = queue(jobs)
+            failed = {run for run in tried - queued.keys() if jobs[run].state != "finished"}
+            submitted, waiting = submit(jobs, args, failed)
+            tried |= {*submitted, *queued}
+    ended = {run: ended_state(job) for run, job in jobs.items() if args.wait}
+    return errors + [f"{run}: {state}" for run, (_, state) in ended.items() if state != "finished"]
+
+
+@dataclass
+class SlurmRun(submitit.helpers.Checkpointable):
+    """What a SLURM job, also after it was requeued, executes on each of its nodes; submitit pickles it.
+
+    Each node chooses its machine by the flags in ``args``.
     """
 
     job: Job
     args: Namespace
 
     def __call__(self) -> None:
-        requeue, args = signal.getsignal(signal.SIGUSR2), self.args
+        requeue, args = signal.getsignal(signal.SIGUSR2), Namespace(**vars(self.args))
         if args.nodes > 1:  # each job has its own port, because two jobs may share the first node
             port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
-            args = Namespace(
-                **vars(args) | {"rendezvous": f"{os.environ['SLURM_LAUNCH_NODE_IPADDR']}:{port}"}
-            )
+            args.rendezvous = f"{os.environ['SLURM_LAUNCH_NODE_IPADDR']}:{port}"
         try:
             with exit_on_error("train"):
-                job = replace(self.job, launch=choose_launch(args))
+                job = replace(self.job, **choose_machine(args))
                 job.check()
                 execute_run(job)
         except SystemExit as end:
@@ -72,13 +123,9 @@ class SlurmRun:
                 requeue(signal.SIGUSR2, None)
             raise
 
-    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """Returns what the requeued job executes."""
-        return submitit.helpers.DelayedSubmission(self)
-
 
 def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
-    """Returns sbatch's options from configs/cluster.yaml and "KEY=VALUE"; UserError if one has no value."""
+    """Returns the options of sbatch in configs/cluster.yaml and "KEY=VALUE"."""
     path = REPOSITORY / "configs/cluster.yaml"
     found = {**DEFAULTS, **(read_yaml(path) if path.is_file() else {})}
     for text in given:
@@ -101,11 +148,10 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
     submitted. Returns the submitted runs, and how many wait for others; UserError if SLURM rejects one.
     """
     submitted, waiting, failed = [], 0, set(failed)
-    options = sbatch_options(args.slurm, None if args.cpu else args.gpus)
     with locked(args.results, LOCK_TIMEOUT):
         queued = {run: number for run, (number, _) in queue(jobs).items()}
         for run, number in queued.items():
-            complete_submission(jobs[run].folder / FOLDER, number)
+            complete_submission(jobs[run], number)
         for run, job in jobs.items():
             if run in queued or run in failed or job.state in ("finished", "in use"):
                 continue
@@ -116,31 +162,28 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
             elif missing or len(queued) >= (args.jobs or len(jobs)):
                 waiting += 1
             else:
-                after = [queued[other] for other in needs if other in queued]
-                queued[run] = submit_job(job, args, options, after)
+                queued[run] = submit_job(job, args, [queued[other] for other in needs if other in queued])
                 submitted.append(run)
     return submitted, waiting
 
 
-def complete_submission(folder: Path, number: str) -> None:
-    """Renames submitit's file of a queued job if the command that submitted it was killed before doing so."""
-    if not (folder / f"{number}_submitted.pkl").exists():
-        for path in folder.glob("*.pkl"):
-            if "_" not in path.name:  # the name is then not that of an earlier job
-                path.rename(folder / f"{number}_submitted.pkl")
+def complete_submission(job: Job, number: str) -> None:
+    """Renames submitit's file of a job whose submission was killed before that."""
+    path = job.folder / FOLDER / f"{number}_submitted.pkl"
+    for unnamed in path.parent.glob("*.pkl") if not path.exists() else ():
+        if "_" not in unnamed.name:  # the name is then not that of an earlier job
+            unnamed.rename(path)
 
 
-def submit_job(job: Job, args: Namespace, options: dict[str, object], after: list[str]) -> str:
+def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
     """Submits one run, which starts after the jobs with the ids ``after``; returns the id of its job."""
-    executor = submitit.SlurmExecutor(
-        job.folder / FOLDER, max_num_timeout=MAX_REQUEUES, python=shlex.quote(PYTHON)
-    )
-    dependency = {"dependency": f"afterok:{':'.join(after)}"} if after else {}
+    python = shlex.quote(PYTHON)
+    executor = submitit.SlurmExecutor(job.folder / FOLDER, max_num_timeout=MAX_REQUEUES, python=python)
+    options = sbatch_options(args.slurm, None if args.cpu else args.gpus) | {"comment": str(job.folder)}
+    if after:
+        options["dependency"] = f"afterok:{':'.join(after)}"
     executor.update_parameters(
-        job_name=f"lrpe {job.run}",
-        nodes=args.nodes,
-        ntasks_per_node=1,
-        additional_parameters={**options, "comment": str(job.folder), **dependency},
+        job_name=f"lrpe {job.run}", nodes=args.nodes, ntasks_per_node=1, additional_parameters=options
     )
     try:
         with redirect_stderr(io.StringIO()):  # submitit prints what it also raises
@@ -150,16 +193,15 @@ def submit_job(job: Job, args: Namespace, options: dict[str, object], after: lis
         raise UserError(f"sbatch failed for {job.run}: {lines[-1]}") from None
 
 
-def slurm_command(*command: str) -> str:
-    """Returns the output of a command of SLURM, which is repeated while the controller restarts."""
+def squeue() -> list[str]:
+    """Returns a line for each of the user's jobs; waits while the controller restarts."""
+    command = ["squeue", "--me", "--noheader", "--format=%i|%T|%N|%r|%k"]
     for _ in range(RETRIES):
         done = subprocess.run(command, capture_output=True, text=True)
-        if not done.returncode or not UNREACHABLE.search(done.stderr):
-            break
+        if not done.returncode:
+            return done.stdout.splitlines()
         time.sleep(POLL_SECONDS)
-    if done.returncode:
-        raise UserError(f"{command[0]} failed: {done.stderr.strip().splitlines()[-1]}")
-    return done.stdout
+    raise UserError(f"squeue failed: {done.stderr.strip()}")
 
 
 def queue(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
@@ -168,7 +210,7 @@ def queue(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
     After a crash of its controller, SLURM may hold the job of a finished run, which is left out.
     """
     runs, found = {str(job.folder): run for run, job in jobs.items()}, {}
-    for line in slurm_command("squeue", "--me", "--noheader", "--format=%i|%T|%N|%r|%k").splitlines():
+    for line in squeue():
         number, state, node, reason, comment = line.split("|", 4)
         if (run := runs.get(comment)) and jobs[run].state != "finished":
             state = f"queued ({reason})" if state == "PENDING" else f"{state.lower()} on {node}"
@@ -176,23 +218,27 @@ def queue(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
     return found
 
 
-def states(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
-    """Returns {run: (id of its last job or "-", state)}."""
-    queued = queue(jobs) if shutil.which("squeue") else {}
-    return {run: queued.get(run) or ended_state(job) for run, job in jobs.items()}
-
-
 def ended_state(job: Job) -> tuple[str, str]:
     """Returns (id, state) of a run that is not in the queue; with the last line of its log if it failed."""
-    folder = job.folder / FOLDER
+    folder, state = job.folder / FOLDER, job.state
     number = max((int(path.name.split("_")[0]) for path in folder.glob("*_submitted.pkl")), default="-")
-    if (state := job.state) == "in use":
-        state = "running"
-    elif state != "finished":
-        state = "not submitted" if number == "-" else "failed: cancelled before it started"
-        logs = [*job.folder.glob("*.log"), *folder.glob(f"{number}_*_log.*")]
-        for path in sorted(logs, key=lambda path: path.stat().st_mtime):
-            lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-            if lines := [line for line in lines if not line.startswith(("srun: ", "submitit "))]:
-                state = f"failed: {lines[-1]} ({path})"
+    if state in ("finished", "in use"):
+        return str(number), "running" if state == "in use" else state
+    state = "not submitted" if number == "-" else "failed: cancelled before it started"
+    logs = [*job.folder.glob("*.log"), *folder.glob(f"{number}_*_log.*")]
+    for path in sorted(logs, key=lambda path: path.stat().st_mtime):
+        for line in path.read_text(errors="replace").splitlines():
+            if line.strip() and not line.startswith(("srun: ", "submitit ")):
+                state = f"failed: {line} ({path})"
     return str(number), state
+
+
+def print_status(jobs: dict[Run, Job]) -> None:
+    queued = queue(jobs) if shutil.which("squeue") else {}
+    listing, counts = Table("run", "job", "state"), Counter()
+    for run, job in jobs.items():
+        number, state = queued.get(run) or ended_state(job)
+        listing.add_row(str(run), number, Text(state, "red" if state.startswith("failed") else ""))
+        counts[state.split(":")[0].split(" (")[0].split(" on ")[0]] += 1
+    print_wide(listing)
+    print(", ".join(f"{count} {state}" for state, count in counts.items()))

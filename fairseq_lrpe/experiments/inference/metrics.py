@@ -9,7 +9,7 @@ def predict_split(job, name: str, data: Path) -> tuple[list[str], list[str]]:
     """Predicts the split of the evaluation ``name``; returns (predictions, targets) as text."""
     split = job.kind.evaluations(job.cfg)[name]["split"]
     path = job.folder / f"predictions-{name}.tsv"
-    words = [str(job.checkpoint), str(data), f"{split}={path}", *["--cpu"] * job.launch.cpu]
+    words = [str(job.checkpoint), str(data), f"{split}={path}", *["--cpu"] * job.cpu]
     job.call(["python", "-m", "fairseq_lrpe", "classify", *words], name)
     return read_predictions(path)
 
@@ -42,12 +42,3 @@ def score_metrics(predicted: list[float], target: list[float]) -> dict[str, floa
 
     values = {"pearson": pearsonr(predicted, target), "spearman": spearmanr(predicted, target)}
     return {name: 100 * float(value.statistic) for name, value in values.items()}
-
-
-def describe_score(metric: str, score: float | None, majority: float | None) -> str | None:
-    """Returns a score in words, with that of always predicting the most frequent label."""
-    if score is None:
-        return None
-    if majority is None:
-        return f"{metric} {score:.2f}"
-    return f"{metric} {score:.2f} (always predicting the most frequent label: {majority:.2f})"

@@ -65,7 +65,7 @@ def render(results: Path) -> str:
     """Returns the HTML page for a results folder or a folder of recorded results.
 
     Raises:
-        ValueError: the folder does not exist, or its files are damaged.
+        UserError: the folder does not exist, or its files are damaged.
     """
     runs = by_run(record for record in read_runs(results) if record.problem is None)
     table = Table(PERPLEXITY, "mini")

@@ -15,7 +15,7 @@ PUBLISHED = ["paper", "table", "row", "attention", "method", "changes", "column"
 
 
 def load_results(results: str | Path) -> pd.DataFrame:
-    """Loads every measurement below a results folder, one per line; raises ValueError if it does not exist.
+    """Loads every measurement below a results folder, one per line; raises UserError if it does not exist.
 
     Args:
         results: the folder to which ``lrpe train`` or ``lrpe table`` wrote (``--results``), or a folder of

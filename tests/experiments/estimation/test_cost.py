@@ -12,7 +12,6 @@ from fairseq_lrpe.benchmarks import measurement, train
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.estimation import cost
 from fairseq_lrpe.experiments.estimation.corpora import Corpus
-from fairseq_lrpe.experiments.execution.launch import Launch
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.subprocesses import as_flags
 
@@ -81,7 +80,7 @@ def test_a_training_step(family, arch, length):
 def estimated(experiment, attention="linear", method="base", precision="fp16", **changes):
     loaded = Experiment.load(experiment)
     run, *_ = loaded.runs(attention, method, [1], changes)
-    return cost.estimate_training(Job(loaded, run, Path("nowhere"), Launch(1, 1, False, precision)))
+    return cost.estimate_training(Job(loaded, run, Path("nowhere"), 1, cpu=False, precision=precision))
 
 
 @pytest.mark.parametrize(

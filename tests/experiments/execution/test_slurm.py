@@ -68,7 +68,6 @@ def measured(results):
 
 
 def running(nodes, state="RUNNING"):
-    """Returns the ids of the jobs in a state."""
     return nodes.run("squeue", "-h", "-t", state, "-o", "%i").split()
 
 
@@ -84,7 +83,6 @@ def start(nodes, job):
 
 
 def trained_updates(results):
-    """Returns the number of logged updates of each run."""
     return {path.parent: len(read_lines(path)) for path in results.rglob("log.jsonl")}
 
 

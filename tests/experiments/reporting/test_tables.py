@@ -311,7 +311,7 @@ OWN = {"row": "Own", "attention": "linear", "method": "base"}
     ({"columns": {"a": {"mini": "lm/small", "evaluation": "valid"}}}, "experiment: missing: the table has"),
     ({"columns": {"a": MEASURED, "mean": {"average": ["a", "b"]}}}, "columns.mean.average: unknown column"),
     ({"baseline": "bsae"}, "baseline: no row has the method"),
-    ({"rows": [{**OWN, "method": "t5"}]}, "rows[0]: the method 't5' does not exist in linear attention"),
+    ({"rows": [{**OWN, "method": "t5"}]}, "row Own: the method 't5' does not exist in linear attention"),
     ({"rows": [{**OWN, "changes": {"data": "x"}}]}, "data is not allowed in changes: set it"),
     ({"rows": [{**OWN, "row": "Base"}]}, "rows: linear Base is not unique"),
 ])  # fmt: skip

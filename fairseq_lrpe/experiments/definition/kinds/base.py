@@ -20,8 +20,6 @@ Values = Annotated[list[Any], Field(min_length=1)]
 
 
 class Batch(Model):
-    """Batch size of one update: the total, and the part that one GPU processes at once."""
-
     total: PositiveInt
     per_gpu: PositiveInt
     unit: Literal["sequences", "tokens"] = "sequences"
@@ -66,29 +64,20 @@ class Settings(Model):
 
 
 class TrainingSettings(Settings):
-    """Adds ``updates``; kinds that derive the number of updates from the data extend ``Settings`` instead."""
+    """Adds ``updates``, which some kinds derive from the data instead."""
 
     updates: PositiveInt
 
 
 class Curve(NamedTuple):
-    """The validation metric that plots show over the updates.
+    """The validation metric that plots show over the updates."""
 
-    Args:
-        key: key of fairseq's JSON log.
-        label: label of the y-axis.
-        better: whether "lower" or "higher" values are better.
-        factor: factor by which logged values are multiplied.
-        decimals: number of decimals in the legend.
-        show_all: whether all values of a falling curve are shown, and not only those near its end.
-    """
-
-    key: str
-    label: str
-    better: str = "lower"
-    factor: float = 1.0
-    decimals: int = 2
-    show_all: bool = False
+    key: str  # key of fairseq's JSON log
+    label: str  # label of the y-axis
+    better: str = "lower"  # or "higher"
+    factor: float = 1.0  # factor by which logged values are multiplied
+    decimals: int = 2  # number of decimals in the legend
+    show_all: bool = False  # whether all values of a falling curve are shown, and not only those near its end
 
 
 class Kind:
@@ -98,38 +87,28 @@ class Kind:
     a subclass and its only instance, ``KIND``.
     """
 
-    settings: type[Settings] = TrainingSettings
-    """Pydantic model of the YAML files of this kind."""
-    trains: bool = True
-    """Whether a run trains a model, whose checkpoint is then evaluated."""
-    task: str
-    """Value of fairseq's ``--task``."""
-    family: str
-    """Model family in the names of architectures, such as "lm"."""
-    metrics: dict[str, str]
-    """{name: "lower" or "higher", whichever is better}; ``choose`` and summaries use the first metric."""
-    decimals: dict[str, int] = {"loss": 4, "nats": 4, "tokens_per_second": 0}
-    """{metric: number of decimals in tables}; the default is 2."""
-    curve: Curve | None = None
-    """Validation metric that plots show, or None for no plots."""
+    settings: type[Settings] = TrainingSettings  # pydantic model of the YAML files of this kind
+    trains: bool = True  # whether a run trains a model, whose checkpoint is then evaluated
+    task: str  # value of fairseq's --task
+    family: str  # model family in the names of architectures, such as "lm"
+    metrics: dict[str, str]  # {name: "lower" or "higher"}; ``choose`` and summaries use the first metric
+    decimals: dict[str, int] = {"loss": 4, "nats": 4, "tokens_per_second": 0}  # in tables; otherwise 2
+    curve: Curve | None = None  # validation metric that plots show, or None for no plots
 
     def check(self, cfg: DictConfig) -> None:
         """Raises UserError for invalid combinations of settings."""
 
     def data(self, cfg: DictConfig) -> list[Path]:
         """Returns the data files that must exist before a run starts; changes of their sizes are detected."""
-        raise NotImplementedError
+        return []
 
     def folders(self, cfg: DictConfig) -> list[Path]:
-        """Returns the data folders that fairseq-train reads: the configured one and its numbered shards."""
-        return layout.shards(REPOSITORY / cfg.data)
+        return layout.shards(REPOSITORY / cfg.data) if cfg.data else []
 
     def splits(self, cfg: DictConfig) -> Iterable[str]:
-        """Returns the splits that a training and its evaluations read, without duplicates."""
         return dict.fromkeys(["train", "valid", *(e["split"] for e in self.evaluations(cfg).values())])
 
     def updates(self, cfg: DictConfig) -> int:
-        """Returns the number of updates of a training."""
         return cfg.updates
 
     def flags(self, job) -> dict[str, object]:
@@ -141,17 +120,18 @@ class Kind:
         return self.curve.key if self.curve else "valid_loss"
 
     def evaluations(self, cfg: DictConfig) -> dict[str, dict]:
-        """Returns {name: settings} of the evaluations."""
         return {name: dict(settings) for name, settings in cfg.evaluations.items() if settings is not None}
 
     def evaluate(self, job, name: str) -> dict[str, float]:
         """Evaluates the job's checkpoint and returns {metric: value} of one evaluation."""
         raise NotImplementedError
 
-    def describe(self, cfg: DictConfig, measured: dict) -> str | None:
-        """Returns one line about the metrics of an evaluation, or None if it has none to show."""
-        shown = next((metric for metric in self.metrics if metric in measured), None)
-        return shown and f"{shown} {measured[shown]:.2f}"
+    def describe(self, measured: dict) -> str | None:
+        """Returns one line about the metrics of an evaluation, if it has any."""
+        shown = next((f"{name} {measured[name]:.2f}" for name in self.metrics if name in measured), None)
+        if shown and "majority" in measured:
+            shown += f" (always predicting the most frequent label: {measured['majority']:.2f})"
+        return shown
 
     def run_evaluation(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
         """Runs a command of fairseq on the split of an evaluation and returns the path of its log.
@@ -165,7 +145,7 @@ class Kind:
             **job.cfg.evaluate.flags,
             "distributed_world_size": 1,
             split_flag: self.evaluations(job.cfg)[name]["split"],
-            "cpu": job.launch.cpu,
+            "cpu": job.cpu,
             "log_format": "json",
             **flags,
         }

@@ -25,14 +25,9 @@ class Classification(Kind):
         return [folder / name for name in layout.classified(self.splits(cfg), inputs)]
 
     def evaluate(self, job, name):
-        """Returns the metrics of the predictions, which are written to predictions-<name>.tsv."""
         predicted, target = metrics.predict_split(job, name, REPOSITORY / job.cfg.data)
         majority = metrics.majority_metrics(target)["accuracy"]
         return {**metrics.label_metrics(predicted, target), "majority": majority, "rows": len(target)}
-
-    def describe(self, cfg, measured):
-        """Returns the accuracy in words, with that of always predicting the most frequent label."""
-        return metrics.describe_score("accuracy", measured.get("accuracy"), measured.get("majority"))
 
 
 KIND = Classification()

@@ -61,8 +61,7 @@ class Glue(Kind):
         return f"valid_{get_task(job.cfg.task).logged}"
 
     def evaluations(self, cfg):
-        """Returns the evaluations on labelled splits of the task; only MNLI has the split valid1."""
-        splits = get_task(cfg.task).labelled
+        splits = get_task(cfg.task).labelled  # only MNLI has the split valid1
         return {name: e for name, e in super().evaluations(cfg).items() if e["split"] in splits}
 
     def updates(self, cfg):
@@ -83,11 +82,10 @@ class Glue(Kind):
                 f"{job.starts_from} was trained with {trained} attention, not {requested} attention: "
                 "select the method of this checkpoint"
             )
-        dictionary = self.folder(cfg) / "input0" / "dict.txt"
+        dictionary, trained = self.folder(cfg) / "input0/dict.txt", model["data"] / "dict.txt"
         types = layout.vocabulary_size(dictionary) + 1  # with <mask>
-        trained_on = model["data"] / "dict.txt"
-        same = not trained_on.is_file() or trained_on.read_bytes() == dictionary.read_bytes()
-        if types != model["types"] or not same:
+        differs = trained.is_file() and trained.read_bytes() != dictionary.read_bytes()
+        if differs or types != model["types"]:
             raise UserError(
                 f"{job.starts_from} has another vocabulary ({model['types']:,} tokens) than "
                 f"{self.folder(cfg)} ({types:,}): prepare both with the same dictionary, such as GPT-2's"
@@ -105,13 +103,7 @@ class Glue(Kind):
         }
 
     def evaluate(self, job, name):
-        """Returns the metrics of the predictions, which are written to predictions-<name>.tsv."""
         return measure(job.cfg.task, *metrics.predict_split(job, name, self.folder(job.cfg)))
-
-    def describe(self, cfg, measured):
-        """Returns the task's metric in words, with that of always predicting the most frequent label."""
-        metric = get_task(cfg.task).measure
-        return metrics.describe_score(metric, measured.get("score"), measured.get("majority"))
 
 
 @cache
@@ -135,7 +127,6 @@ def pretrained(path: Path) -> dict:
 
 
 def method_of(path: Path) -> tuple[str, str]:
-    """Returns (attention, method) of a checkpoint; an architecture without a method has "by_flags"."""
     attention, _, method = pretrained(path)["arch"].partition("_roberta")
     return attention, method.removeprefix("_") or "by_flags"
 

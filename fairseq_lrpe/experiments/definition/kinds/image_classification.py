@@ -24,7 +24,6 @@ class ImageClassification(Kind):
         return [REPOSITORY / cfg.data / name for name in layout.labelled(self.splits(cfg))]
 
     def evaluate(self, job, name):
-        """Returns both accuracies in percent, and the number of parameters that fairseq-train logged."""
         entry = self.validate(job, name)
         parameters = int(TRAINED.search((job.folder / "train.log").read_text())[1].replace(",", ""))
         measured = {key: float(entry[key]) for key in ("accuracy", "accuracy5")}

@@ -18,15 +18,10 @@ MAX_SINUSOIDAL = 100_000
 
 
 class BlockEvaluation(Evaluation):
-    """Settings of an evaluation on blocks of tokens, which overlap only by their context tokens.
+    """Settings of an evaluation on blocks of tokens, which overlap only by their context tokens."""
 
-    Args:
-        length: number of tokens per block; the default is that of the training.
-        context_window: number of tokens at the start of a block that are only context.
-    """
-
-    length: PositiveInt | None = None
-    context_window: NonNegativeInt = 0
+    length: PositiveInt | None = None  # tokens per block; the default is that of the training
+    context_window: NonNegativeInt = 0  # number of tokens at the start of a block that are only context
 
 
 class LanguageModelingSettings(TrainingSettings):
@@ -34,8 +29,6 @@ class LanguageModelingSettings(TrainingSettings):
 
 
 class LanguageModeling(Kind):
-    """Trains language models with fairseq's task ``language_modeling``."""
-
     settings = LanguageModelingSettings
     task = "language_modeling"
     family = "lm"
@@ -54,7 +47,6 @@ class LanguageModeling(Kind):
         return [REPOSITORY / cfg.data / name for name in layout.text(self.splits(cfg))]
 
     def evaluate(self, job, name):
-        """Returns the perplexity, the loss in bits and in nats, and the number of tokens."""
         evaluation, flags, expected = self.evaluations(job.cfg)[name], {}, None
         if "context_window" in evaluation:
             flags["context_window"] = evaluation["context_window"]
@@ -112,7 +104,6 @@ def check_length(job, split: str, length: int) -> int:
 
 
 def trained_length(model: dict) -> int:
-    """Returns the number of tokens in the longest sequence for which the model was built."""
     return model["max_target_positions"] or model["tokens_per_sample"]
 
 
@@ -154,13 +145,10 @@ def max_length(model: dict) -> tuple[float, str]:
 
 
 def _depends_on_length(build: Callable, trained: int, *inputs) -> bool:
-    """Returns whether a module that is built for more positions than ``trained`` differs at these positions.
-
-    The modules have the same parameters, and their outputs are compared, so that a user's encoding or token
-    positions do not have to declare it.
-    """
+    """Returns whether a module depends on the number of positions it is built for."""
     import torch  # takes seconds
 
+    # Users' encodings and token positions do not have to declare it.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         module, longer = (build(max_positions=n).eval() for n in (trained, 2 * trained))
         try:

@@ -8,8 +8,6 @@ SEED = 1
 
 
 class MaskedLM(Kind):
-    """Trains RoBERTa models with fairseq's task ``masked_lm``."""
-
     task = "masked_lm"
     family = "roberta"
     metrics = {"perplexity": "lower", "loss": "lower"}
@@ -21,7 +19,6 @@ class MaskedLM(Kind):
         return [*files, *(shard / "train.bin" for shard in more)]
 
     def evaluate(self, job, name):
-        """Returns the loss in bits and the perplexity of the masked tokens."""
         entry = self.validate(job, name, seed=SEED)
         return {"perplexity": float(entry["ppl"]), "loss": float(entry["loss"])}
 

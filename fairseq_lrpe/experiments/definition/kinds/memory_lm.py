@@ -21,20 +21,15 @@ STATE = "state"
 class MemoryEvaluation(Evaluation):
     """Settings of an evaluation with a memory of previous segments.
 
-    Args:
-        memory: number of previous positions whose hidden states are kept, or "state" for the running sums of
-            linear attention over all previous positions, which is evaluated only if training used it, too.
-        segment: number of tokens per segment.
-        streams: number of contiguous parts of the split that are read in parallel.
-        clamp: maximum distance, which replaces all larger distances; 0 disables it.
-        same_length: whether each position attends to the same number of positions.
+    ``memory`` is the number of previous positions whose hidden states are kept, or "state" for the sums of
+    linear attention over all previous positions, which is evaluated only if training used it, too.
     """
 
     memory: Any = 0
-    segment: PositiveInt = 1
-    streams: PositiveInt = 1
-    clamp: NonNegativeInt = 0
-    same_length: bool = False
+    segment: PositiveInt = 1  # tokens per segment
+    streams: PositiveInt = 1  # number of contiguous parts of the split that are read in parallel
+    clamp: NonNegativeInt = 0  # maximum distance, which replaces all larger distances; 0 disables it
+    same_length: bool = False  # whether each position attends to the same number of positions
 
     @field_validator("memory")
     @classmethod
@@ -49,7 +44,7 @@ class MemorySettings(TrainingSettings):
 
 
 class MemoryLM(LanguageModeling):
-    """Trains language models with the task ``memory_lm``, on one stream of text per sequence of the batch."""
+    """Trains on one stream of text per sequence of the batch."""
 
     settings = MemorySettings
     task = "memory_lm"
@@ -63,7 +58,6 @@ class MemoryLM(LanguageModeling):
         return {**super().flags(job), "streams": job.cfg.batch.total}
 
     def evaluations(self, cfg):
-        """Returns the evaluations with the training's kind of memory: "state" or a number of positions."""
         state = cfg.train.get("memory") == STATE
         found = super().evaluations(cfg)
         return {name: e for name, e in found.items() if (e.get("memory") == STATE) == state}
@@ -88,21 +82,19 @@ class MemoryLM(LanguageModeling):
 
 
 def check_method(run: Run, evaluations: dict[str, dict]) -> None:
-    """Raises UserError before training if the run's method does not support one of its evaluations."""
     from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
 
     if run.method not in METHODS:
         raise UserError(f"the method {run.method} has no memory: choose a method of this plugin")
-    encoding = METHODS[run.method].encoding
+    encoding = ENCODINGS[METHODS[run.method].encoding]
     for name, evaluation in evaluations.items():
-        if evaluation.get("clamp") and not ENCODINGS[encoding].uses_distance_table:
-            key = f"evaluations.{name}.clamp"
-            raise UserError(
-                f"{key} needs a table of distances, which {run.method} does not have: set {key}=0"
-            )
+        key = f"evaluations.{name}"
+        if evaluation.get("clamp") and not encoding.uses_distance_table:
+            wrong = f"needs a table of distances, which {run.method} does not have"
+            raise UserError(f"{key}.clamp {wrong}: set {key}.clamp=0")
         if evaluation.get("same_length") and run.attention == "linear":
-            key = f"evaluations.{name}.same_length"
-            raise UserError(f"{key} is impossible in linear attention, which sums all keys: set {key}=false")
+            wrong = "is impossible in linear attention, which sums all keys"
+            raise UserError(f"{key}.same_length {wrong}: set {key}.same_length=false")
 
 
 KIND = MemoryLM()

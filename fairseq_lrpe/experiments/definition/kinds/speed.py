@@ -37,23 +37,17 @@ class Speed(Kind):
     metrics = {"relative_speed": "higher", "milliseconds": "lower"}
     decimals = {**Kind.decimals, "milliseconds": 1}
 
-    def data(self, cfg):
-        return []
-
-    def folders(self, cfg):
-        return []
-
     def updates(self, cfg):
         return 0
 
     def evaluate(self, job, name):
-        cfg, run, precision = job.cfg, job.run, job.launch.precision
+        cfg, run, precision = job.cfg, job.run, job.precision
         archs = [architecture(run.attention, cfg.model, method) for method in ("base", run.method)]
         out = job.folder / f"speed-{name}.json"
         settings = {
             "batch_size": cfg.batch.total,
             **{key: cfg[key] for key in ("length", "layers", "vocab_size", "rounds")},
-            "cpu": job.launch.cpu,
+            "cpu": job.cpu,
             "json": out,
         }
         flags = {**cfg.train, "seed": run.seed, precision: precision != "fp32"}

@@ -35,18 +35,11 @@ class Synthetic(Kind):
         flags = {key: value for key, value in cfg.train.items() if value is not None}
         build_problem(flags["problem"], SimpleNamespace(**flags), flags["tokens_per_sample"])
 
-    def data(self, cfg):
-        return []
-
-    def folders(self, cfg):
-        return []
-
     def evaluate(self, job, name):
-        """Returns the loss, and those of the other metrics that are defined for the problem."""
         measured = {"loss": math.log(2) * float(self.validate(job, name)["loss"])}
         out = job.folder / f"problems-{name}.json"
         program = ["python", "-m", "fairseq_lrpe", "evaluate-synthetic", str(job.checkpoint), str(out)]
-        job.call([*program, *["--cpu"] * job.launch.cpu], f"{name}-problems")
+        job.call([*program, *["--cpu"] * job.cpu], f"{name}-problems")
         return measured | json.loads(out.read_text())["measured"]
 
 

@@ -13,8 +13,6 @@ LINE = re.compile(r"^([HT])-(\d+)\t(?:-?[\d.]+(?:e-?\d+)?\t)?(.*)$", re.M)
 
 
 class Translation(Kind):
-    """Trains models with fairseq's task ``translation``; the data folder defines the tokenization."""
-
     task = "translation"
     family = "transformer"
     metrics = {"sacrebleu": "higher", "bleu": "higher"}
@@ -70,7 +68,6 @@ def read_hypotheses(log: Path, count: int, name: object = None) -> tuple[list[st
 
 
 def parse_hypotheses(text: str) -> dict[str, dict[int, str]]:
-    """Returns {"H": {number: best hypothesis}, "T": {number: target}} by the number of the sentence."""
     found = {"H": {}, "T": {}}
     for kind, number, tokens in LINE.findall(text):
         found[kind].setdefault(int(number), tokens)

@@ -52,7 +52,6 @@ def test_metrics_of_scores(draw):
 
 
 def of_tasks(*overrides):
-    """Returns {task: settings} of the runs of one seed."""
     experiment = Experiment.load("glue/wikibook", overrides)
     settings = map(experiment.settings, experiment.runs("linear", "rope", [1]))
     return {cfg.task: cfg for cfg in settings}

@@ -29,7 +29,6 @@ CASES += [
 
 @functools.cache
 def settings():
-    """fairseq's settings except those of the model."""
     arguments = ["--task", "dummy_lm", "--dict-size", "40", "--arch", "linear_lm"]
     parser = options.get_training_parser(default_task="dummy_lm")
     arguments += ["--tokens-per-sample", str(TRAINED)]
@@ -37,7 +36,6 @@ def settings():
 
 
 def save_checkpoint(path, arch, flags):
-    """Saves an initialized model in fairseq's format and returns its task."""
     sizes = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 32, "attention_heads": 4}
     sizes = {f"decoder_{name}": size for name, size in sizes.items()}
     cfg = copy.deepcopy(settings())

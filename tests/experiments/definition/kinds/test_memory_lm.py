@@ -61,7 +61,6 @@ def test_the_papers_model_with_adaptive_softmax(data_bin, tmp_path):
     ("linear", "rope", "evaluations.x={split: test, same_length: true}", "set evaluations.x.same_length="),
     ("softmax", "xl", "evaluations.x={split: test, memory: -1}", "memory: must be a non-negative"),
     ("softmax", "xl", "train.memory=state", "--memory state includes all previous positions"),
-    ("softmax", "xl", "train.token_positions=learned", "pass --token-positions none"),
     ("softmax", "xl", "batch.unit=tokens", "batch.unit=tokens: memory_lm needs batch.unit=seq"),
 ])  # fmt: skip
 def test_invalid_settings(attention, method, change, message, data_bin, tmp_path):

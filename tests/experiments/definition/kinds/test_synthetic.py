@@ -50,7 +50,6 @@ def test_search_has_a_floor(tmp_path):
 
 
 def start_and_kill(words, results, updates, victims):
-    """Starts a run, and kills the runner, its training or both when ``updates`` updates are saved."""
     command = [str(BIN / "python"), "-m", "fairseq_lrpe", "train", *words, "--results", str(results)]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while max(map(saved, results.rglob("checkpoint_*_*.pt")), default=0) < updates:
@@ -66,7 +65,6 @@ def start_and_kill(words, results, updates, victims):
 
 
 def saved(checkpoint):
-    """Returns the updates of checkpoint_EPOCH_UPDATES.pt."""
     return int(checkpoint.stem.rpartition("_")[2])
 
 
@@ -98,7 +96,6 @@ def test_killed_run_ends_like_an_uninterrupted_one(tmp_path):
 
 
 def without_times(log):
-    """Returns the entries of a log without times and speeds."""
     names = ("wps", "ups", "wall", "train_wall")
     times = {f"{prefix}{name}" for name in names for prefix in ("", "train_", "valid_")}
     entries = [json.loads(line) for line in log.read_text().splitlines()]
@@ -126,7 +123,6 @@ def test_accuracy_of_perfect_and_silent_models():
     task = SyntheticLMTask(SyntheticLMConfig(**sizes))
 
     def predict(tokens):
-        """Returns the next character of the correct sequence."""
         text = task.decode(tokens)
         question = text[: text.find("; ") + 2]
         if len(question) < 2:
