@@ -11,6 +11,7 @@ from typing import ClassVar
 from data_prep.fetch import SOURCES, fetch, unpacked
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.utils.cli import min_int
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_folder
 
 RECORD = "source.json"  # the path given by --from, or None, and the options that affect the data
@@ -51,7 +52,7 @@ class Corpus:
         return [args]
 
     def check(self, args: Namespace) -> None:
-        """Raises ValueError if the options cannot be used together, or with this source."""
+        """Raises UserError if the options cannot be used together, or with this source."""
 
     def archive(self, args: Namespace) -> Path:
         """Returns a folder: the one given by --from, or the content of the given or published archive."""
@@ -102,7 +103,7 @@ def recorded_folder(folder: Path, record: dict) -> Iterator[Path]:
 
 
 def check_record(folder: Path, record: dict) -> None:
-    """Raises ValueError if ``folder`` was made with other options than ``record``, or by something else."""
+    """Raises UserError if ``folder`` was made with other options than ``record``, or by something else."""
     file = folder / RECORD
     if file.is_file():
         for name, value in json.loads(file.read_text()).items():
@@ -110,6 +111,6 @@ def check_record(folder: Path, record: dict) -> None:
                 option = f"--{name.replace('_', '-')}"
                 used = f"without {option}" if value is None else f"with {option} {value}"
                 remedy = f"use the same source and options, remove {folder.parent}, or change --out"
-                raise ValueError(f"{folder} was made {used}: {remedy}")
+                raise UserError(f"{folder} was made {used}: {remedy}")
     elif folder.exists() and not (folder / OLD_RECORD).is_file():
-        raise ValueError(f"{folder} was not created by this command: remove it, or change --out")
+        raise UserError(f"{folder} was not created by this command: remove it, or change --out")

@@ -23,6 +23,7 @@ from pathlib import Path
 import yaml
 
 from data_prep.parallel import progress
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_folder, is_hidden
 
 SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())
@@ -52,13 +53,13 @@ def fetch(dest: Path, facts: dict, copy: Path | None = None) -> Path:
     An incomplete ``dest``.part is resumed.
 
     Raises:
-        ValueError: If the copy differs from the published file, or no mirror provides it.
+        UserError: If the copy differs from the published file, or no mirror provides it.
     """
     if copy:
         if not copy.is_file():
-            raise ValueError(f"{copy} is missing: put a copy of the published {dest.name} there")
+            raise UserError(f"{copy} is missing: put a copy of the published {dest.name} there")
         if reason := mismatch(copy, facts):
-            raise ValueError(f"{copy} is not the published {dest.name}: it {reason}")
+            raise UserError(f"{copy} is not the published {dest.name}: it {reason}")
         return copy
     if dest.is_file() and not mismatch(dest, facts):
         return dest
@@ -73,7 +74,7 @@ def fetch(dest: Path, facts: dict, copy: Path | None = None) -> Path:
             return dest
         reasons.append(f"{url} {reason}")
     remedy = "try again later, or download it manually (see --from in --help)"
-    raise ValueError(f"no mirror provides {dest.name}: {'; '.join(reasons)}; {remedy}")
+    raise UserError(f"no mirror provides {dest.name}: {'; '.join(reasons)}; {remedy}")
 
 
 def _download_verified(part, url, facts):
@@ -122,7 +123,7 @@ def unpacked(source: Path, folder: Path) -> Path:
     """Returns ``source`` or, if it is a zip or tar archive, the new folder ``folder`` with its content.
 
     Raises:
-        ValueError: If the archive is damaged or has files outside of its folder.
+        UserError: If the archive is damaged or has files outside of its folder.
     """
     if source.is_dir():
         return source
@@ -158,4 +159,4 @@ def archive_errors(path: Path) -> Iterator[None]:
     except (zipfile.BadZipFile, tarfile.TarError, shutil.ReadError, EOFError, zlib.error) as error:
         reason = str(error).partition("\n")[0].rstrip(":")  # tarfile adds one line per format
         message = f"{path} is not a complete zip or tar archive ({reason}): download it again"
-        raise ValueError(message) from None
+        raise UserError(message) from None

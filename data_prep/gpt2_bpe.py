@@ -9,6 +9,7 @@ from pathlib import Path
 
 from data_prep.fetch import SOURCES, fetch
 from fairseq_lrpe.data.line_codec import BytePairs
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, write_atomic
 
 FACTS = SOURCES["gpt2_bpe"]
@@ -22,14 +23,14 @@ def provide(folder: Path, source: Path | None = None, types: int | None = None) 
     With ``types``, vocab.bpe and dict.txt are limited to the bytes and the first merges.
 
     Raises:
-        ValueError: If ``folder`` contains the files of another number of types.
+        UserError: If ``folder`` contains the files of another number of types.
     """
     contents = {name: published(folder / "published" / name, source and source / name) for name in FILES}
     if types:
         contents = first_types(contents, types)
     merges = folder / "vocab.bpe"
     if merges.is_file() and merges.read_bytes() != contents[merges.name]:
-        raise ValueError(f"{folder} has another --bpe-types: choose the same, or another --out")
+        raise UserError(f"{folder} has another --bpe-types: choose the same, or another --out")
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         write_atomic(folder / name, content)
@@ -42,7 +43,7 @@ def first_types(contents: dict[str, bytes], types: int) -> dict[str, bytes]:
     """
     version, *merges = contents["vocab.bpe"].splitlines(keepends=True)
     if types > BYTES + len(merges):
-        raise ValueError(f"--bpe-types {types} is too large: GPT-2's BPE has {BYTES + len(merges)} types")
+        raise UserError(f"--bpe-types {types} is too large: GPT-2's BPE has {BYTES + len(merges)} types")
     merges = merges[: types - BYTES]
     pairs = {merge.decode("utf-8").strip().replace(" ", "") for merge in merges}
     encoder = json.loads(contents["encoder.json"])

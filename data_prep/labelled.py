@@ -16,6 +16,7 @@ from data_prep.binarize import SPLITS
 from data_prep.corpus import Corpus, number
 from data_prep.parallel import progress
 from fairseq_lrpe.data.layout import METADATA, read_metadata
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import write_lines
 
 MAX_LABELS_SHOWN = 20
@@ -61,7 +62,7 @@ class Labelled(Corpus):
         """Yields the rows of (row, "") and adds the errors of (row, error) to ``unreadable``.
 
         Raises:
-            ValueError: At the end, if most of the ``total`` images are unreadable.
+            UserError: At the end, if most of the ``total`` images are unreadable.
         """
         before = len(self.unreadable)
         for row, error in images:
@@ -71,7 +72,7 @@ class Labelled(Corpus):
                 yield row
         if 2 * (count := len(self.unreadable) - before) > total:
             example = f"for example {self.unreadable[-1]}"
-            raise ValueError(f"{count:,} of {total:,} images are unreadable, {example}")
+            raise UserError(f"{count:,} of {total:,} images are unreadable, {example}")
 
     def write_unreadable(self, folder: Path) -> None:
         if self.unreadable:
@@ -102,7 +103,7 @@ class Generated(Labelled):
     def check(self, args):
         for option, settings in self.options.items():
             if args.source and getattr(args, option[2:].replace("-", "_")) != settings["default"]:
-                raise ValueError(f"{option} is for generated data: it cannot be combined with --from")
+                raise UserError(f"{option} is for generated data: it cannot be combined with --from")
 
     def generated(self, args: Namespace) -> Iterator[tuple]:
         """Yields at least as many generated rows as --rows requests for all splits together."""

@@ -19,6 +19,7 @@ from fairseq_lrpe.data import word_vectors
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.penn_treebank import tokenize_penn
 from fairseq_lrpe.utils.cli import path_arg
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, write_lines
 
 MIN_COUNT = 4  # minimum number of occurrences in the training set
@@ -85,15 +86,15 @@ def label_names(text: Path) -> list[str]:
     """Returns the sorted labels of the training set.
 
     Raises:
-        ValueError: If there are fewer than two, or another split has a label that is not among them.
+        UserError: If there are fewer than two, or another split has a label that is not among them.
     """
     names = sorted(set(read_lines(text / "train.label")))
     if len(names) < 2:
-        raise ValueError(f"the training set has only the label {names[0]!r}: expected at least two labels")
+        raise UserError(f"the training set has only the label {names[0]!r}: expected at least two labels")
     for file in text.glob("*.label"):
         if unknown := set(read_lines(file)) - set(names):
             known = f"the training set has {', '.join(names)}"
-            raise ValueError(f"the {file.stem} set has the label {min(unknown)!r}: {known}")
+            raise UserError(f"the {file.stem} set has the label {min(unknown)!r}: {known}")
     return names
 
 
@@ -105,7 +106,7 @@ def vocabulary(text: Path) -> list[str]:
             counts.update(line.split())
     words = [word for word, count in counts.most_common() if count >= MIN_COUNT]
     if not words:
-        raise ValueError(f"no word occurs {MIN_COUNT} times in the training set: use more text")
+        raise UserError(f"no word occurs {MIN_COUNT} times in the training set: use more text")
     return words
 
 

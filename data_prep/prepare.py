@@ -12,6 +12,7 @@ from rich.table import Table
 from data_prep.corpus import Corpus, check_record, recorded_folder
 from fairseq_lrpe.data.corpora import CORPORA, MINI, data_folder, prepare_arguments
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg, print_wide, resumable
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, output_folder
 from fairseq_lrpe.utils.suggest import choices
 
@@ -84,17 +85,17 @@ def parser(corpus: Corpus) -> ArgumentParser:
 
 
 def check_source(corpus: Corpus, args: Namespace) -> None:
-    """Raises ValueError if --from is missing, does not exist, or is not a folder, or --out has a comma."""
+    """Raises UserError if --from is missing, does not exist, or is not a folder, or --out has a comma."""
     source, takes = args.source, f"--from takes {corpus.accepts}"
     if source is None and CORPORA[corpus.name].origin == "needs --from":
         page = f" (see {corpus.facts['page']})" if "page" in corpus.facts else ""
-        raise ValueError(f"--from is missing: pass {corpus.accepts}{page}")
+        raise UserError(f"--from is missing: pass {corpus.accepts}{page}")
     if source and not source.exists():
-        raise ValueError(f"{source} is missing: {takes}")
+        raise UserError(f"{source} is missing: {takes}")
     if source and corpus.metavar == "FOLDER" and not source.is_dir():
-        raise ValueError(f"{source} is not a folder: {takes}")
+        raise UserError(f"{source} is not a folder: {takes}")
     if "," in str(args.out):
-        raise ValueError(f"--out {args.out} has a comma, which separates files for fairseq: choose another")
+        raise UserError(f"--out {args.out} has a comma, which separates files for fairseq: choose another")
 
 
 def prepare_part(corpus: Corpus, args: Namespace) -> None:

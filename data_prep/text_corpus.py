@@ -17,6 +17,7 @@ from data_prep.validation import check_text
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.line_codec import SENTENCEPIECE, Characters, SentencePieces
 from fairseq_lrpe.utils.cli import path_arg
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, write_atomic, write_lines
 
 SENTENCES = 2_000_000  # maximum number of lines for SentencePiece training, limited by memory
@@ -136,7 +137,7 @@ def learn_pieces(types: int, text: Path) -> bytes:
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
         remedy = "use more text or fewer pieces"
-        raise ValueError(f"SentencePiece cannot learn {types:,} pieces ({reason}): {remedy}") from None
+        raise UserError(f"SentencePiece cannot learn {types:,} pieces ({reason}): {remedy}") from None
     return model.getvalue()
 
 
@@ -167,7 +168,7 @@ def write_dataset(
         from datasets import load_dataset
     except ImportError:
         remedy = "run `pip install datasets`, or give a folder of text files with --from"
-        raise ValueError(f"{facts['dataset']} requires the package datasets: {remedy}") from None
+        raise UserError(f"{facts['dataset']} requires the package datasets: {remedy}") from None
     rows = load_dataset(facts["dataset"], facts.get("name"), revision=facts["revision"], split="train")
     if (count := len(rows)) != facts["rows"]:
         print(f"{facts['dataset']} has {count:,} rows, expected {facts['rows']:,}", flush=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from data_prep.parallel import progress
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines
 
 
@@ -11,29 +12,29 @@ def check_text(path: Path) -> int:
     """Returns the number of lines of a text file.
 
     Raises:
-        ValueError: If the file is missing, blank, or not UTF-8.
+        UserError: If the file is missing, blank, or not UTF-8.
     """
     if not path.is_file():
-        raise ValueError(f"{path} is missing: --from in --help says what is expected")
+        raise UserError(f"{path} is missing: --from in --help says what is expected")
     count, blank = 0, True
     for line in progress(read_lines(path), f"checking {path.name}", "lines"):
         count += 1
         blank = blank and not line.strip()
     if blank:
-        raise ValueError(f"{path} is empty or blank: expected text")
+        raise UserError(f"{path} is empty or blank: expected text")
     return count
 
 
 def usable_rows(
     lines: Iterable, parse: Callable, name: object, start: int = 1, limit: int | None = None, required=False
 ) -> Iterator:
-    """Yields ``parse(line)`` for the lines of a file, except those for which it raises a ValueError.
+    """Yields ``parse(line)`` for the lines of a file, except those for which it raises a UserError.
 
     The number of lines that are left out is printed, with the first error, such as "has 3 fields instead of
     6". ``start`` is the number of the first line, ``limit`` the maximum number of rows.
 
     Raises:
-        ValueError: At the end, if most lines are broken, or any and all are ``required``, or if there are no
+        UserError: At the end, if most lines are broken, or any and all are ``required``, or if there are no
             rows.
     """
     kept, broken, first = 0, 0, ""
@@ -49,8 +50,8 @@ def usable_rows(
             kept += 1
             yield row
     if broken > kept or (broken and required):
-        raise ValueError(f"{name} {first}; {broken:,} broken lines in total")
+        raise UserError(f"{name} {first}; {broken:,} broken lines in total")
     if not kept:
-        raise ValueError(f"{name} has no rows")
+        raise UserError(f"{name} has no rows")
     if broken:
         print(f"{name}: left out {broken:,} of {kept + broken:,} rows: {first}", flush=True)

@@ -17,6 +17,7 @@ from data_prep.parallel import map_lines
 from data_prep.text_corpus import BytePairCorpus
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE, PAPER_TASKS, TASKS, Task, get_task
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, write_lines
 
 
@@ -115,7 +116,7 @@ class GlueWords(Tasks, LabelledWords):
     def check(self, args):
         super().check(args)
         if not args.task.labels:
-            raise ValueError(f"{args.name} has scores instead of classes: use the corpus glue")
+            raise UserError(f"{args.name} has scores instead of classes: use the corpus glue")
 
 
 def columns(task: Task, split: str) -> list[str]:
@@ -131,23 +132,23 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
     for all rows.
     """
     if not path.is_file():
-        raise ValueError(f"{path} is missing: expected {', '.join(task.files.values())}")
+        raise UserError(f"{path} is missing: expected {', '.join(task.files.values())}")
     lines, labelled = read_lines(path), split in task.labelled
     has_header = not (labelled and task.header)
     header = next(lines, "").split("\t") if has_header else task.header
     names = [*task.sentences, task.label] if labelled else task.sentences
     if missing := [name for name in names if name not in header]:
-        raise ValueError(f"{path} line 1 has no column {missing[0]}")
+        raise UserError(f"{path} line 1 has no column {missing[0]}")
     columns_used = [header.index(name) for name in names]
 
     def parse(line):
         fields = line.replace("\r", " ").split("\t")  # quotes have no special meaning
         if len(fields) != len(header):
-            raise ValueError(f"has {len(fields)} fields instead of {len(header)}")
+            raise UserError(f"has {len(fields)} fields instead of {len(header)}")
         values = [fields[i] for i in columns_used]
         for name, value in zip(task.sentences, values, strict=False):
             if not value.strip() and not task.empty:
-                raise ValueError(f"has an empty {name}")
+                raise UserError(f"has an empty {name}")
         return [*values[:-1], label(values[-1], task)] if labelled else values
 
     return usable_rows(lines, parse, path, start=1 + has_header, limit=limit, required=not labelled)
@@ -156,10 +157,10 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
 def label(field: str, task: Task) -> str | float:
     if task.labels:
         if field not in task.labels:
-            raise ValueError(f"has the label {field!r} instead of one of {', '.join(task.labels)}")
+            raise UserError(f"has the label {field!r} instead of one of {', '.join(task.labels)}")
         return field
     if not 0 <= (score := float(field)) <= MAX_SCORE:
-        raise ValueError(f"has the score {field!r} instead of a number from 0 to {MAX_SCORE}")
+        raise UserError(f"has the score {field!r} instead of a number from 0 to {MAX_SCORE}")
     return score / MAX_SCORE
 
 

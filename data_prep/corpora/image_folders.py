@@ -19,6 +19,7 @@ from data_prep.fetch import files_of_tar
 from data_prep.labelled import TRAIN_ROWS, Labelled, dataset_builder, write_labels, write_metadata
 from data_prep.parallel import ordered_map, progress
 from fairseq_lrpe.data.image_files import SUFFIXES, decode, is_image
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, visible_files
 
 ACCEPTS = "a folder with {train,valid,test}/CLASS/*.jpg, .png or other images, or an archive of such a folder"
@@ -107,7 +108,7 @@ class ClassFolders(Labelled):
                 kept.append(numbers[label])
         if split == "train" and (lost := {*numbers.values()} - {*kept}):
             name = labels[min(lost)]
-            raise ValueError(f"no training image of the class {name} is readable: remove its folder")
+            raise UserError(f"no training image of the class {name} is readable: remove its folder")
         files.finalize(f"{prefix}.idx")
         write_labels(folder, split, kept)
         return len(kept)
@@ -142,14 +143,14 @@ def in_class_folders(folder: Path) -> ImageFiles:
     folders are ignored.
 
     Raises:
-        ValueError: If there are no training images, or there might be validation images in other places.
+        UserError: If there are no training images, or there might be validation images in other places.
     """
     files = {path.relative_to(folder).parts: path for path in visible_files(folder)}
     images = {parts for parts in files if is_image(parts[-1])}
     depths = [i for parts in images for i, part in enumerate(parts[:-1]) if split_of(part) == "train"]
     if not depths:
         expected = f"expected train/CLASS/*.jpg, or files that end in {', '.join(SUFFIXES[1:])}"
-        raise ValueError(f"--from has no training images: {expected}")
+        raise UserError(f"--from has no training images: {expected}")
     depth, found, ignored, unclear = min(depths), defaultdict(list), [], []
     for parts, path in files.items():
         split, inside = split_of(parts[depth]) if len(parts) > depth + 1 else None, parts[depth + 1 :]
@@ -160,12 +161,12 @@ def in_class_folders(folder: Path) -> ImageFiles:
         if split == "valid" or (parts in images and split is None):
             unclear.append(ignored[-1])
         elif parts in images and split == "train":
-            raise ValueError(f"{ignored[-1]} is not in a class folder: move it to CLASS/{parts[-1]}")
+            raise UserError(f"{ignored[-1]} is not in a class folder: move it to CLASS/{parts[-1]}")
     if "valid" in found:
         print(f"validation images: {len(found['valid']):,}; no training images are held out")
     elif unclear:
         expected = f"name them valid/CLASS/NAME, with the ending {', '.join(SUFFIXES)}"
-        raise ValueError(f"there may be validation images, such as {unclear[0]}: {expected}, or remove them")
+        raise UserError(f"there may be validation images, such as {unclear[0]}: {expected}, or remove them")
     if ignored:
         print(f"ignored: {len(ignored):,} files, such as {min(ignored)}")
     return found
@@ -193,21 +194,21 @@ def with_validation(images: ImageFiles) -> ImageFiles:
     if not valid:
         if not (held_out := len(train) // 10):
             number = f"{len(train)} training images and no validation images"
-            raise ValueError(f"--from has {number}: expected at least 10 training images")
+            raise UserError(f"--from has {number}: expected at least 10 training images")
         print(f"no validation images: the last tenth of the training images, {held_out:,}, is held out")
         train, valid = train[:-held_out], train[-held_out:]
     return {"train": train, "valid": valid} | ({"test": test} if test else {})
 
 
 def check_classes(labels: dict[str, Iterable[str]]) -> None:
-    """Raises ValueError unless {split: labels} has two training classes, and those of every other split."""
+    """Raises UserError unless {split: labels} has two training classes, and those of every other split."""
     known = set(labels["train"])
     if len(known) < 2:
-        raise ValueError(f"there are training images of only one class, {min(known)}: expected two or more")
+        raise UserError(f"there are training images of only one class, {min(known)}: expected two or more")
     for split, names in labels.items():
         if unknown := set(names) - known:
             name = f"the class {min(unknown)}, which has no training images"
-            raise ValueError(f"there are {split} images of {name}: rename or remove its folder")
+            raise UserError(f"there are {split} images of {name}: rename or remove its folder")
 
 
 def ilsvrc_train(archive: Path) -> list[ImageFile]:
@@ -230,7 +231,7 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
     classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
     images = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
     if len(images) != len(truth):
-        raise ValueError(f"{archive} has {len(images):,} images, but {devkit} has labels for {len(truth):,}")
+        raise UserError(f"{archive} has {len(images):,} images, but {devkit} has labels for {len(truth):,}")
     pairs = zip(truth, images, strict=True)
     return [ImageFile(classes[int(x)], name, archive, begin, size) for x, (name, begin, size) in pairs]
 

@@ -13,6 +13,7 @@ from data_prep.labelled import Labelled
 from data_prep.labelled_words import LabelledWords
 from data_prep.text_corpus import SentencePieceCorpus, sentencepiece_option, write_splits
 from fairseq_lrpe.data.classified_text import BYTES
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, visible_files, without_mark
 
 LABELS = ("neg", "pos")
@@ -50,7 +51,7 @@ class Reviews(Corpus):
         for split, part in splits.items():
             for label in LABELS:
                 if sum(review.label == label for review in part) < 2:
-                    raise ValueError(f"--from has fewer than two files {split}/{label}/*.txt: see --help")
+                    raise UserError(f"--from has fewer than two files {split}/{label}/*.txt: see --help")
             part.sort(key=lambda review: hashlib.sha256(review.path.encode()).digest())
         return splits
 
@@ -113,4 +114,4 @@ def plain(review: Review) -> str:
         return re.sub(r"<br\s*/?>", " ", review.text.decode())
     except UnicodeDecodeError as error:
         remedy = "convert it to UTF-8"
-        raise ValueError(f"the review {review.path} is not UTF-8 text ({error}): {remedy}") from None
+        raise UserError(f"the review {review.path} is not UTF-8 text ({error}): {remedy}") from None

@@ -13,6 +13,7 @@ from data_prep.labelled import Generated, numbers, rows_and_seed
 from data_prep.parallel import ordered_map
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.classified_text import OPERATORS, split_expression
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines
 
 SYMBOLS = [*map(str, range(10)), *OPERATORS, "]"]
@@ -58,7 +59,7 @@ class ListOps(Generated):
             if stream == last + MAX_EMPTY:
                 drawn = f"{len(seen):,} expressions of --depth {args.depth[0]}"
                 limits = "more than {} and fewer than {} tokens".format(*args.length)
-                raise ValueError(f"only {drawn} with {limits} were found: change --length, --depth or --rows")
+                raise UserError(f"only {drawn} with {limits} were found: change --length, --depth or --rows")
 
     def published(self, args):
         for split, name in FILES.items():
@@ -69,7 +70,7 @@ class ListOps(Generated):
 def read_rows(path: Path) -> Iterator[tuple[np.ndarray, int]]:
     lines = read_lines(path)
     if next(lines, "") != "Source\tTarget":
-        raise ValueError(f"{path} does not start with the header Source, tab, Target")
+        raise UserError(f"{path} does not start with the header Source, tab, Target")
     yield from usable_rows(lines, expression_of, path, start=2)
 
 
@@ -77,7 +78,7 @@ def expression_of(line: str) -> tuple[np.ndarray, int]:
     text, _, value = line.partition("\t")
     symbols = split_expression(text)
     if not symbols or set(symbols) - set(SYMBOLS) or value not in SYMBOLS[:10]:
-        raise ValueError(f"is not an expression of {' '.join(SYMBOLS)} with its value")
+        raise UserError(f"is not an expression of {' '.join(SYMBOLS)} with its value")
     return np.array([SYMBOLS.index(symbol) for symbol in symbols]), int(value)
 
 

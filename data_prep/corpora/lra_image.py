@@ -20,6 +20,7 @@ from data_prep.fetch import SOURCES
 from data_prep.labelled import Labelled
 from data_prep.parallel import progress
 from fairseq_lrpe.data.image_files import decode, gray_pixels
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import visible_files
 
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
@@ -50,7 +51,7 @@ class Cifar10(Labelled):
 
     def check(self, args):
         if args.size > WIDTH:
-            raise ValueError(f"--size {args.size} exceeds the {WIDTH} pixels of the images")
+            raise UserError(f"--size {args.size} exceeds the {WIDTH} pixels of the images")
 
     def splits(self, args):
         folder = self.archive(args)
@@ -78,7 +79,7 @@ def read(image: ImageFile, split: str, size: int) -> tuple[Row | None, str]:
         return None, f"{name}: {error}"
     if grayscale.size != (WIDTH, WIDTH):
         found = f"{grayscale.width} x {grayscale.height} pixels instead of {WIDTH} x {WIDTH}"
-        raise ValueError(f"{name} has {found}")
+        raise UserError(f"{name} has {found}")
     return (gray_pixels(grayscale, size, size), image.label), ""
 
 

@@ -12,6 +12,7 @@ from data_prep.binarize import SPLITS
 from data_prep.labelled import Labelled
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.classified_text import BYTES
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import byte_lines, read_file, without_mark
 
 FILES = {x: f"new_aan_pairs.{'eval' if x == 'valid' else x}.tsv" for x in SPLITS}
@@ -65,12 +66,12 @@ class Segments(Papers):
 def pair_of(line: bytes) -> Pair:
     fields = line.split(b"\t")
     if len(fields) != 5:
-        raise ValueError(f"has {len(fields)} fields instead of 5")
+        raise UserError(f"has {len(fields)} fields instead of 5")
     label, _, _, *texts = fields
     if label not in (b"0", b"1", b"0.0", b"1.0"):
-        raise ValueError(f"has the label {label[:20].decode(errors='replace')!r} instead of 0 or 1")
+        raise UserError(f"has the label {label[:20].decode(errors='replace')!r} instead of 0 or 1")
     if not all(texts):
-        raise ValueError("has an empty text")
+        raise UserError("has an empty text")
     return *(text[:MAX_TEXT] for text in texts), int(label[:1])
 
 
@@ -83,7 +84,7 @@ def articles(path: Path) -> list[list[bytes]]:
         found.append([text[i : i + SEGMENT] for i in range(start, end - SEGMENT + 1, SEGMENT)])
     found = [segments for segments in found if len(segments) > 1]
     if len(found) < 2:
-        raise ValueError(f"{path} has fewer than two articles of two segments: expected WikiText")
+        raise UserError(f"{path} has fewer than two articles of two segments: expected WikiText")
     return found
 
 

@@ -11,6 +11,7 @@ from data_prep.labelled_words import LabelledWords
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.glue_tasks import THREE_WAY
 from fairseq_lrpe.utils.cli import min_int
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, visible_files
 
 NAMES = {"train": "snli_1.0_train.jsonl", "valid": "snli_1.0_dev.jsonl", "test": "snli_1.0_test.jsonl"}
@@ -43,9 +44,9 @@ class Snli(LabelledWords):
     def check(self, args):
         super().check(args)
         if args.cut and not (args.source and args.source.is_file()):
-            raise ValueError("--cut requires --from FILE, the file of JSON lines to split")
+            raise UserError("--cut requires --from FILE, the file of JSON lines to split")
         if not args.cut and args.source and args.source.suffix == ".jsonl":
-            raise ValueError(f"{args.source} is a single file: add --cut TRAIN VALID TEST")
+            raise UserError(f"{args.source} is a single file: add --cut TRAIN VALID TEST")
 
     def published_rows(self, args):
         return {} if args.cut else super().published_rows(args)
@@ -55,7 +56,7 @@ class Snli(LabelledWords):
             return cut(args.source, args.cut)
         files = {path.name: path for path in visible_files(self.archive(args))}
         if missing := set(NAMES.values()) - set(files):
-            raise ValueError(f"--from has no {min(missing)}: it takes {self.accepts}")
+            raise UserError(f"--from has no {min(missing)}: it takes {self.accepts}")
         return {split: pairs(files[name]) for split, name in NAMES.items()}
 
 
@@ -63,7 +64,7 @@ def cut(path: Path, counts: list[int]) -> dict[str, list[tuple]]:
     rows = pairs(path)
     if sum(counts) > len(rows):
         wanted = " + ".join(f"{count:,}" for count in counts)
-        raise ValueError(f"{path} has {len(rows):,} pairs with a label: --cut asks for {wanted}")
+        raise UserError(f"{path} has {len(rows):,} pairs with a label: --cut asks for {wanted}")
     left = iter(rows)
     return {split: list(islice(left, count)) for split, count in zip(SPLITS, counts, strict=True)}
 
@@ -81,8 +82,8 @@ def pair_of(line: str) -> tuple[str, str, str]:
     keys = next((keys for keys in KEYS if isinstance(row, dict) and set(keys) <= set(row)), None)
     if not keys or not all(isinstance(row[key], str) for key in keys):
         needed = " or ".join(", ".join(keys) for keys in KEYS)
-        raise ValueError(f"is not a pair with a label: expected an object with string values for {needed}")
+        raise UserError(f"is not a pair with a label: expected an object with string values for {needed}")
     *texts, label = (row[key] for key in keys)
     if label not in (*THREE_WAY, UNDECIDED):
-        raise ValueError(f"has the label {label!r} instead of one of {', '.join(THREE_WAY)}, -")
+        raise UserError(f"has the label {label!r} instead of one of {', '.join(THREE_WAY)}, -")
     return *texts, label

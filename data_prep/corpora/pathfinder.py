@@ -16,6 +16,7 @@ from data_prep.binarize import SPLITS
 from data_prep.labelled import Generated, numbers, rows_and_seed
 from data_prep.parallel import ordered_map
 from fairseq_lrpe.data.image_files import decode
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, read_lines
 
 LENGTH = 2  # length of a paddle in pixels
@@ -97,7 +98,7 @@ class Pathfinder(Generated):
         window, length, random = args.window[0], args.contour_length[0], Random(f"{args.seed[0]} 0")
         if not any(long_contours(random, window, length) for _ in range(TRIALS_LONG)):
             wrong = f"in {TRIALS_LONG:,} trials, two such contours did not fit into {window} pixels"
-            raise ValueError(f"--contour-length {length} is too large: {wrong}")
+            raise UserError(f"--contour-length {length} is too large: {wrong}")
 
     def metadata(self, args):
         side = self.window or args.window[0]
@@ -119,7 +120,7 @@ class Pathfinder(Generated):
             self.window = self.window or len(values)
             if values.shape != (self.window, self.window):
                 first = f"the first image has {self.window} per side"
-                raise ValueError(f"{path} has {values.shape} pixels, but {first}")
+                raise UserError(f"{path} has {values.shape} pixels, but {first}")
             yield values.ravel(), label
 
 
@@ -322,11 +323,11 @@ def published_rows(folder: Path) -> list[tuple[Path, int]]:
     for file in sorted(files, key=lambda path: int(path.stem)):
         for number, fields in enumerate(metadata(file), 1):
             if len(fields) < 4 or fields[3] not in ("0", "1"):
-                raise ValueError(f"{file} row {number} is not a folder, file, number and label 0 or 1")
+                raise UserError(f"{file} row {number} is not a folder, file, number and label 0 or 1")
             rows.append((folder / fields[0] / fields[1], int(fields[3])))
     if len(rows) < 10:
         takes = f"--from takes {Pathfinder.accepts}"
-        raise ValueError(f"{folder}/metadata/*.npy list {len(rows)} images instead of 10 or more: {takes}")
+        raise UserError(f"{folder}/metadata/*.npy list {len(rows)} images instead of 10 or more: {takes}")
     return rows
 
 

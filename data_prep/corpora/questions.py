@@ -30,6 +30,7 @@ from fairseq_lrpe.data.word_pieces import (
     read_types,
 )
 from fairseq_lrpe.utils.cli import min_int
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, read_lines, write_lines
 
 SIDES = ("source", "question")
@@ -96,15 +97,15 @@ class Questions(Corpus):
 
     def check(self, args):
         if args.version not in (None, *self.versions):
-            raise ValueError(f"unknown --version {args.version}: choose from {', '.join(self.versions)}")
+            raise UserError(f"unknown --version {args.version}: choose from {', '.join(self.versions)}")
         if args.bert and args.pieces:
-            raise ValueError("--pieces learns a vocabulary: it cannot be combined with --bert")
+            raise UserError("--pieces learns a vocabulary: it cannot be combined with --bert")
         if bool(args.cut) != bool(args.source and args.source.is_file()):
-            raise ValueError(
+            raise UserError(
                 f"--cut requires --from FILE, the file to split; else --from takes {self.accepts}"
             )
         if not args.source and (page := self.version(args).get("page")):
-            raise ValueError(f"--from is missing: pass a folder with the files of {page}")
+            raise UserError(f"--from is missing: pass a folder with the files of {page}")
 
     def version(self, args: Namespace) -> dict:
         return self.versions.get(args.version) or next(iter(self.versions.values()))
@@ -191,7 +192,7 @@ def from_hub(name: str, file: str) -> Path | None:
             return None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     remedy = "try again later, or pass --bert FOLDER or --pieces N"
-    raise ValueError(f"{file} of {name} could not be downloaded ({reason}): {remedy}")
+    raise UserError(f"{file} of {name} could not be downloaded ({reason}): {remedy}")
 
 
 def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> None:
@@ -214,7 +215,7 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
     required = [*SPECIAL_TOKENS, *alphabet, *(f"##{x}" for x in alphabet if x in inside)]
     if count < len(required):
         kinds = f"{len(alphabet):,} characters that occur twice in the training text"
-        raise ValueError(f"--pieces {count} is too few for the {kinds}: pass at least {len(required)}")
+        raise UserError(f"--pieces {count} is too few for the {kinds}: pass at least {len(required)}")
     tokenizer.train_from_iterator(
         texts,
         vocab_size=count,
@@ -253,7 +254,7 @@ def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]
     groups = list(paragraphs(path).values())
     if sum(wanted) > (total := sum(map(len, groups))):
         requested = " + ".join(f"{count:,}" for count in wanted)
-        raise ValueError(f"{path} has only {total:,} answerable questions, but --cut requests {requested}")
+        raise UserError(f"{path} has only {total:,} answerable questions, but --cut requests {requested}")
     found, taken = {"train": [], "valid": []}, 0
     for (split, rows), most in zip(found.items(), wanted, strict=True):
         while taken < len(groups) and len(rows) + len(groups[taken]) <= most:
@@ -261,7 +262,7 @@ def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]
             taken += 1
         if not rows:
             number = f"paragraph {taken + 1} has {len(groups[taken])} questions"
-            raise ValueError(f"{path}: {number}, but --cut allows only {most} for {split}")
+            raise UserError(f"{path}: {number}, but --cut allows only {most} for {split}")
     return found
 
 
@@ -271,7 +272,7 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
     If an answer is not at answer_start, its nearest occurrence in the context is used.
 
     Raises:
-        ValueError: If the file does not have SQuAD's format, or most answers are not in their contexts.
+        UserError: If the file does not have SQuAD's format, or most answers are not in their contexts.
     """
     found, counts = {}, Counter()
     for context, entry in read_questions(path):
@@ -293,7 +294,7 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
         if count:
             print(f"{path.name}: {count:,} {words}", flush=True)
     if counts[LEFT_OUT] >= total:
-        raise ValueError(f"{path} has {total:,} questions with an answer in their context")
+        raise UserError(f"{path} has {total:,} questions with an answer in their context")
     return found
 
 
@@ -305,4 +306,4 @@ def read_questions(path: Path) -> list[tuple[str, dict]]:
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
         return [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{path} does not have SQuAD's format ({error!r}): expected {LAYOUT}") from None
+        raise UserError(f"{path} does not have SQuAD's format ({error!r}): expected {LAYOUT}") from None

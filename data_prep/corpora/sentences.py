@@ -5,6 +5,7 @@ from pathlib import Path
 from data_prep.binarize import SPLITS
 from data_prep.labelled_words import LabelledWords
 from data_prep.validation import check_text
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines
 
 
@@ -33,8 +34,8 @@ def read_rows(paths: list[Path]) -> list[tuple[str, ...]]:
     counts = [check_text(path) for path in paths]
     for path, count in zip(paths, counts, strict=True):
         if count != counts[0]:
-            raise ValueError(f"{paths[0]} has {counts[0]:,} lines, but {path} has {count:,}")
+            raise UserError(f"{paths[0]} has {counts[0]:,} lines, but {path} has {count:,}")
     found = [[line.strip() for line in read_lines(path)] for path in paths]
     if "" in found[-1]:
-        raise ValueError(f"{paths[-1]} line {found[-1].index('') + 1} is empty: each text needs a label")
+        raise UserError(f"{paths[-1]} line {found[-1].index('') + 1} is empty: each text needs a label")
     return [*zip(*found, strict=True)]

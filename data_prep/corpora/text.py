@@ -21,6 +21,7 @@ from data_prep.text_corpus import (
 )
 from data_prep.validation import check_text
 from fairseq_lrpe.data import layout
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import visible_entries
 
 EVERY = 5000  # one article of so many is used for validation, about 1,280 in total, and one for test
@@ -115,7 +116,7 @@ def find_books(folder: Path) -> dict[str, list[Path]]:
     """Returns {split: files}: those whose names end in the split, or else by a hash of the names.
 
     Raises:
-        ValueError: If a split would be empty.
+        UserError: If a split would be empty.
     """
     books = [path for path in visible_entries(folder) if path.suffix == ".txt"]
     parts = {split: [b for b in books if re.search(rf"(^|[._-]){split}\.txt$", b.name)] for split in SPLITS}
@@ -125,7 +126,7 @@ def find_books(folder: Path) -> dict[str, list[Path]]:
         ends = {"valid": (0, share), "test": (share, 2 * share), "train": (2 * share, len(books))}
         parts = {split: sorted(ordered[slice(*ends[split])]) for split in SPLITS}
     if empty := [split for split in SPLITS if not parts[split]]:
-        raise ValueError(f"{folder} has {len(books)} *.txt files, but none for {empty[0]}: see --help")
+        raise UserError(f"{folder} has {len(books)} *.txt files, but none for {empty[0]}: see --help")
     return parts
 
 
@@ -144,7 +145,7 @@ class WikiBook(BytePairCorpus):
 
     def check(self, args):
         if args.bpe_types and not (args.source and not find_shards(args.source)):
-            raise ValueError("--bpe-types requires a folder with text: binarized data has all types")
+            raise UserError("--bpe-types requires a folder with text: binarized data has all types")
 
     def write_text(self, args, folder):
         texts = split_files(args.source)

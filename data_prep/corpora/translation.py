@@ -17,6 +17,7 @@ from data_prep.parallel import map_lines, progress
 from data_prep.validation import check_text
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.layout import vocabulary_size
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, write_lines
 
 LANGUAGES = ("en", "de")  # source, target
@@ -66,7 +67,7 @@ class Translation(Corpus):
 
     def check(self, args):
         if self.archives and args.valid and not self.is_archived(args):
-            raise ValueError("--valid is for the published archives: it cannot be used with text files")
+            raise UserError("--valid is for the published archives: it cannot be used with text files")
 
     def is_archived(self, args: Namespace) -> bool:
         return not args.source or any((args.source / name).is_file() for name in self.archives)
@@ -108,7 +109,7 @@ class Translation(Corpus):
         clean.mkdir(exist_ok=True)
         counts = {split: remove_pairs(pieces, clean, split) for split in cleaned}
         if not counts["train"]["kept"]:
-            raise ValueError(f"all training pairs are unusable: {removed(counts['train'])}")
+            raise UserError(f"all training pairs are unusable: {removed(counts['train'])}")
         texts = {split: (clean if split in cleaned else pieces) / split for split in SPLITS}
         flags = [f"--source-lang={LANGUAGES[0]}", f"--target-lang={LANGUAGES[1]}"]
         preprocess(texts, folder, args.out / "preprocess.log", *flags, workers=args.workers)
@@ -155,11 +156,11 @@ def plain(path: Path) -> Path:
 
 
 def check_sides(paths: dict[str, Path]) -> None:
-    """Raises ValueError unless both files of {language: path} contain text, and equally many lines."""
+    """Raises UserError unless both files of {language: path} contain text, and equally many lines."""
     counts = {path: check_text(path) for path in paths.values()}
     if len(set(counts.values())) > 1:
         (one, first), (other, second) = counts.items()
-        raise ValueError(f"{one} has {first:,} lines, but {other} has {second:,}")
+        raise UserError(f"{one} has {first:,} lines, but {other} has {second:,}")
 
 
 def hold_out(folder: Path, language: str) -> None:

@@ -6,6 +6,7 @@ from data_prep.binarize import SPLITS, split_files
 from data_prep.fetch import fetch
 from data_prep.text_corpus import BytePairCorpus, CharacterCorpus, TextCorpus, copy_texts
 from fairseq_lrpe.data.layout import vocabulary_size
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, write_lines
 
 
@@ -85,4 +86,4 @@ def find_middle(lines: list[str]) -> int:
     for i in range(len(lines) // 2, len(lines) - 1):
         if blank[i - 1] and blank[i + 1] and re.fullmatch(r" = [^=].* = ", lines[i]):
             return i
-    raise ValueError("the second half of the validation set has no article title: expected WikiText")
+    raise UserError("the second half of the validation set has no article title: expected WikiText")

@@ -32,7 +32,7 @@ SIZES = {  # {attribute of transformers' BertConfig: the corresponding flag of o
 
 
 def check(args, vocabulary: Path) -> None:
-    """Raises ValueError if the BERT given by --encoder is unreadable, or of other sizes or vocabulary.
+    """Raises UserError if the BERT given by --encoder is unreadable, or of other sizes or vocabulary.
 
     For a model on the Hugging Face Hub, only the configuration and the vocabulary are downloaded.
     """
@@ -60,7 +60,7 @@ def check(args, vocabulary: Path) -> None:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Converts the errors that transformers raises for unreadable models to a ValueError of one line."""
+    """Converts the errors that transformers raises for unreadable models to a UserError of one line."""
     from safetensors import SafetensorError
     from transformers.utils import logging
 

@@ -76,7 +76,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def check_shards(folders: list[Path]) -> None:
-    """Raises a ValueError if the dictionaries of shards differ; fairseq reads only that of the first."""
+    """Raises a UserError if the dictionaries of shards differ; fairseq reads only that of the first."""
     first, *others = folders
     for folder in others:
         for path in first.glob("dict*.txt"):

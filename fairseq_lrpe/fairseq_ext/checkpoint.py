@@ -25,7 +25,7 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
     the file does not exist.
 
     Raises:
-        ValueError: if the file does not exist, is truncated or is not a checkpoint of fairseq.
+        UserError: if the file does not exist, is truncated or is not a checkpoint of fairseq.
     """
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"

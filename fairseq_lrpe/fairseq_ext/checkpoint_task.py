@@ -25,7 +25,7 @@ def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
     in the checkpoints of this plugin's tasks. Explicit flags take precedence.
 
     Raises:
-        ValueError: if a checkpoint cannot be read or its task and ``--task`` are of different families,
+        UserError: if a checkpoint cannot be read or its task and ``--task`` are of different families,
             or if the checkpoints differ in the task or in settings to restore.
     """
     args, _ = parser.parse_known_args(words, Namespace(task=None))

@@ -47,7 +47,7 @@ SAVE_SIGNALS = (signal.SIGTERM, *CLUSTER_SIGNALS)
 def apply(
     check_command_line: Callable[[list[str]], None], check_arguments: Callable[[Namespace], None]
 ) -> None:
-    """Installs all patches; the arguments raise a ValueError for invalid words or parsed arguments."""
+    """Installs all patches; the arguments raise a UserError for invalid words or parsed arguments."""
     if is_fairseq_command():
         # Strong decays produce denormal weights, with which attention on a CPU takes twice as long.
         torch.set_flush_denormal(True)

@@ -72,7 +72,7 @@ class LabeledDataset(FairseqDataset):
 class LabeledTask(FairseqTask):
     """Base class of classification tasks; ``about`` is the data's metadata, ``labels`` the names.
 
-    ``check_arguments(cfg)`` raises a ValueError for invalid flags of the task.
+    ``check_arguments(cfg)`` raises a UserError for invalid flags of the task.
     """
 
     target_dictionary = None  # otherwise, criteria would ignore the label with the index of padding

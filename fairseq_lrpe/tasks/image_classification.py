@@ -84,7 +84,7 @@ class ImageDataset(LabeledDataset):
         return np.ones(len(indices), np.int64)
 
     def image(self, index: int) -> Image:
-        """Returns the decoded image; raises a ValueError that names the image if it is damaged."""
+        """Returns the decoded image; raises a UserError that names the image if it is damaged."""
         begin, size = self.index[index]
         try:
             return decode(self.content[begin : begin + size])

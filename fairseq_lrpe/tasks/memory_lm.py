@@ -130,7 +130,7 @@ class MemoryLMTask(LanguageModelingTask):
 
     @staticmethod
     def check_arguments(args):
-        """Raises a ValueError for invalid arguments of one of fairseq's commands."""
+        """Raises a UserError for invalid arguments of one of fairseq's commands."""
         generating, mode = hasattr(args, "beam"), args.sample_break_mode
         needed = "eos" if generating else "none"
         if mode != needed:

@@ -139,7 +139,7 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
     """Returns the problem with a name, and with the sizes that are attributes of ``sizes``.
 
     Raises:
-        ValueError: for an unknown name, for sizes below 1, or if ``length`` is below ``min_length``, that of
+        UserError: for an unknown name, for sizes below 1, or if ``length`` is below ``min_length``, that of
             the longest question and answer, or of a text with one copy.
     """
     if name not in PROBLEMS:

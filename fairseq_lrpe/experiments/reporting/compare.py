@@ -23,7 +23,7 @@ def read_seeds(folder: Path) -> list[RunRecord]:
             other seeds are also read, or the folder that contains its seeds.
 
     Raises:
-        ValueError: the folder is neither.
+        UserError: the folder is neither.
     """
     parent = folder.parent if folder.name.startswith("seed-") else folder
     results = next((path for path in parent.parents if experiment_of(parent / "seed-1", path)), None)

@@ -109,7 +109,7 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
     A line shows the mean over the seeds of a row, and the band around it the lowest and highest value.
 
     Raises:
-        ValueError: there is nothing to plot.
+        UserError: there is nothing to plot.
     """
     panels = {}
     for line in lines:
@@ -237,7 +237,7 @@ def needs_log_scale(values: pd.Series) -> bool:
 
 
 def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> Figure:
-    """Plots a table's measured numbers over its columns; raises ValueError if there are no numbers."""
+    """Plots a table's measured numbers over its columns; raises UserError if there are no numbers."""
     cells, columns = column_lines(summary)
     if cells.empty:
         raise UserError("nothing has been measured yet: there is nothing to plot")

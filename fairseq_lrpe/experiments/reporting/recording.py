@@ -43,7 +43,7 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
         The number of recorded runs, and a message for each finished or damaged run that is not recorded.
 
     Raises:
-        ValueError: two folders contain the same run, or the runs would be mixed with runs on other data.
+        UserError: two folders contain the same run, or the runs would be mixed with runs on other data.
     """
     runs, refused = finished_runs(results)
     lines = records.read_settings(folder) | {run: _settings_line(record) for run, record in runs.items()}
@@ -127,7 +127,7 @@ def data_digest(settings: dict) -> str:
 
 
 def _check_data(lines):
-    """Raises ValueError if runs with the same experiment and changes were trained on different data."""
+    """Raises UserError if runs with the same experiment and changes were trained on different data."""
     first = {}
     for run, line in lines.items():
         other = first.setdefault((run.experiment, run.changes), run)
@@ -169,7 +169,7 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
         The number of recorded runs.
 
     Raises:
-        ValueError: there is no run, a run has no checkpoint, or its data does not exist.
+        UserError: there is no run, a run has no checkpoint, or its data does not exist.
     """
     import torch  # these imports take seconds
 
@@ -276,7 +276,7 @@ def page(folder: Path) -> str:
     commentary, notes/TABLE.md in the folder. Other files in notes are sections of their own with a heading.
 
     Raises:
-        ValueError: the folder has no recorded results, a file is damaged, or a commentary is of no table.
+        UserError: the folder has no recorded results, a file is damaged, or a commentary is of no table.
     """
     recorded = {}
     for record in _read(folder):

@@ -137,7 +137,7 @@ def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[Ru
         folders: the run folders to read, of which some may not exist; the default is all.
 
     Raises:
-        ValueError: the folder does not exist, or a file with recorded results is damaged.
+        UserError: the folder does not exist, or a file with recorded results is damaged.
     """
     if not results.is_dir():
         raise UserError(f"the results folder {results} does not exist")
@@ -367,7 +367,7 @@ def shown_distances(length: int) -> list[int]:
 
 
 def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
-    """Reads a CSV file with these columns; raises ValueError if it is damaged or has two values of a key."""
+    """Reads a CSV file with these columns; raises UserError if it is damaged or has two values of a key."""
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, usecols=columns)
         frame = frame.astype({name: kind for name, kind in TYPES.items() if name in columns})

@@ -74,7 +74,7 @@ class Report:
 
 
 def scan(results: Path) -> Report:
-    """Reads all runs below a results folder and finds their tables; raises ValueError if there is no run."""
+    """Reads all runs below a results folder and finds their tables; raises UserError if there is no run."""
     records = read_runs(results)
     if not records:
         raise UserError(f"{results} has no runs: give the folder that was passed as --results")

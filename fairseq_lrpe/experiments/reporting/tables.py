@@ -20,7 +20,7 @@ def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
     """Returns {run: record} of a table's runs; damaged runs are reported on stderr.
 
     Raises:
-        ValueError: there is no run that can be read.
+        UserError: there is no run that can be read.
     """
     runs = dict.fromkeys(run for cell in table.cells for run in cell.runs)
     records = by_run(read_runs(results, {run.folder(results): None for run in runs}))
@@ -176,7 +176,7 @@ def _difference(cell):
 
 
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
-    """Reads all runs of an experiment, whose YAML file may be missing; raises ValueError without runs."""
+    """Reads all runs of an experiment, whose YAML file may be missing; raises UserError without runs."""
     folders = None if is_recorded(results) else run_folders(results / experiment, Path())
     name = Path(experiment).as_posix()
     records = [record for record in read_runs(results, folders) if record.experiment == name]
