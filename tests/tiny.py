@@ -97,13 +97,13 @@ def write_run(folder, curve, valid=None, updates=100):
     ``valid`` is the perplexity in the final evaluation, or None if the run is unfinished.
     """
     folder.mkdir(parents=True)
-    settings = {"kind": "language_modeling", "updates": updates, "config": {"updates": updates}}
+    settings = {"kind": "lm", "updates": updates, "config": {"updates": updates}}
     (folder / "run.json").write_text(json.dumps(settings))
     log = [{"kind": "valid", "valid_num_updates": n, "valid_ppl": ppl} for n, ppl in curve.items()]
     log += [{"kind": "train_inner", "num_updates": n, "ppl": ppl} for n, ppl in curve.items()]
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     if valid is not None:
-        split = {"loss": 1.0, "perplexity": valid, "tokens": 9}
+        split = {"bits": 1.0, "perplexity": valid, "tokens": 9}
         evaluation = {"evaluations": {"valid": split}, "finished": "2020-01-01T00:00:00"}
         (folder / "evaluation.json").write_text(json.dumps(evaluation))
 

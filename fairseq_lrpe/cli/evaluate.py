@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from tqdm import tqdm
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment, build_config
-from fairseq_lrpe.experiments.definition.kinds import KINDS, language_modeling
+from fairseq_lrpe.experiments.definition.kinds import KINDS, lm
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import runner
 from fairseq_lrpe.experiments.execution.run_directory import locked, read_json
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_error("evaluate"):
         lengths = sorted(set(args.lengths))
         job = load_job(args.run, lengths)
-        trained = language_modeling.trained_length(language_modeling.model_flags(job))
+        trained = lm.trained_length(lm.model_flags(job))
         measured = evaluate_lengths(job, lengths)
         print_table(measured, trained, job)
         if args.plot:
@@ -51,17 +51,17 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
     settings = read_json(folder / "run.json")
     if not settings:
         raise UserError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
-    if settings["kind"] != "language_modeling":
-        raise UserError(f"{folder} has a run of kind {settings['kind']}: expected language_modeling")
+    if settings["kind"] != "lm":
+        raise UserError(f"{folder} has a run of kind {settings['kind']}: expected lm")
     if "finished" not in read_json(folder / "evaluation.json"):
         raise UserError(f"the run in {folder} is not finished: resume it with `lrpe train`")
-    run, kind = Run.of(settings), KINDS["language_modeling"]
+    run, kind = Run.of(settings), KINDS["lm"]
     cfg = build_config(kind, OmegaConf.create(settings["config"]))
     cfg.evaluations = {f"test_{length}": {"split": "test", "length": length} for length in lengths}
     experiment = Experiment(run.experiment, cfg, kind, str(folder / "run.json"), [])
     job = Job(experiment, run, folder.parent, moved=folder)
     for length in lengths:
-        language_modeling.check_length(job, "test", length)
+        lm.check_length(job, "test", length)
     return job
 
 

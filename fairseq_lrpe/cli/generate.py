@@ -6,7 +6,7 @@ reads lines with an answer, a tab, and a text that contains the answer; long tex
 answer, with a warning. For example:
 
   lrpe generate results/lm/mini/linear_rope/seed-1 --prompt "The city" --length 100 --top-p 0.9 --seed 1
-  echo "A dog runs." | lrpe generate results/mt/multi30k/linear_base/seed-1
+  echo "A dog runs." | lrpe generate results/transformer/multi30k/linear_base/seed-1
 """
 
 import sys

@@ -78,7 +78,7 @@ def test_perplexity_matches_the_model(trained, measured, data_bin):
         expected, tokens = perplexity(trained / "checkpoints/checkpoint_best.pt", data_bin, length)
         assert of["settings"]["split"] == "test" and of["settings"]["length"] == length
         assert of["perplexity"] == pytest.approx(expected, abs=0.006)
-        assert of["loss"] == pytest.approx(math.log2(expected), abs=6e-5)
+        assert of["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
         assert of["tokens"] == tokens
         assert f" {of['perplexity']:.2f} " in output
     assert figure.read_bytes().startswith(b"\x89PNG") and not list(trained.rglob("*.part"))
@@ -171,7 +171,7 @@ def test_invalid_runs(trained, tmp_path):
     moved = {**settings, "config": {**settings["config"], "data": str(tmp_path)}}
     for content, message in (
         (moved, "has no test split: "),
-        ({**settings, "kind": "masked_lm"}, "has a run of kind masked_lm: expected language_modeling"),
+        ({**settings, "kind": "roberta"}, "has a run of kind roberta: expected lm"),
         (settings, "is not a readable checkpoint of fairseq"),
     ):
         (folder / "run.json").write_text(json.dumps(content))

@@ -113,7 +113,7 @@ def test_contents_of_the_run_folder(continued):
     settings = json.loads((folder / "run.json").read_text())
     expected = {
         "experiment": "lm/mini",
-        "kind": "language_modeling",
+        "kind": "lm",
         "attention": "linear",
         "method": "tmlr_type1",
         "seed": 1,
@@ -141,7 +141,7 @@ def test_contents_of_the_run_folder(continued):
     assert measured["valid"]["perplexity"] == pytest.approx(best, rel=2e-3)
     for name in ("valid", "test"):
         found = measured[name]
-        assert 2 ** found["loss"] == pytest.approx(found["perplexity"], rel=1e-3) and found["tokens"] > 400
+        assert 2 ** found["bits"] == pytest.approx(found["perplexity"], rel=1e-3) and found["tokens"] > 400
     checkpoints = {path.name for path in folder.glob("checkpoints/*")}
     assert {"checkpoint_best.pt", "checkpoint_last.pt"} <= checkpoints
     assert not list(folder.rglob("*.part"))

@@ -42,7 +42,7 @@ def test_the_data_of_each_experiment_can_be_prepared(name):
 
 
 def test_errors_of_missing_data_show_the_command(tmp_path, monkeypatch):
-    experiment = Experiment.load("classification/imdb")
+    experiment = Experiment.load("classifier/imdb")
     for module in (files, runner, base, sys.modules[type(experiment.kind).__module__]):
         monkeypatch.setattr(module, "REPOSITORY", tmp_path)
     words = "imdb --vectors glove.840B.300d.txt"

@@ -43,7 +43,7 @@ def train_translation(corpus):
 
     def train(results, method, *words):
         words = [method, "--cpu", "--results", results, f"data={corpus}/bin", *SMALL, *words]
-        done = run_here(main, "mt/multi30k", *words)
+        done = run_here(main, "transformer/multi30k", *words)
         assert done.returncode == 0, done.stderr
         return Path(done.stdout.splitlines()[-1].removeprefix("finished: ")), done.stdout
 

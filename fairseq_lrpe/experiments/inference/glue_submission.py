@@ -41,7 +41,7 @@ def finished_runs(folder: Path) -> Iterator[GlueRun]:
     """Yields a method's finished runs on GLUE tasks, without trials that were not chosen."""
     for path in (*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*"))):
         record, settings = (read_json(path / f"{name}.json") for name in ("evaluation", "run"))
-        if "finished" not in record or settings.get("kind") not in ("glue", "classification"):
+        if "finished" not in record or settings.get("kind") not in ("glue", "classifier"):
             continue
         config, is_glue = settings["config"], settings["kind"] == "glue"
         data = REPOSITORY / config["data"]

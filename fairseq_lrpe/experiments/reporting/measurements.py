@@ -28,7 +28,7 @@ def load_results(results: str | Path) -> pd.DataFrame:
         - evaluation, metric, value: the measurement. A run without measurements has one line in which these
           columns are missing. The value of a run that diverged may be NaN.
         - signature: sacreBLEU's signature of the metric, if it has one
-        - kind: the kind of experiment, such as language_modeling
+        - kind: the kind of experiment, such as lm
         - updates, reached: the planned and the completed number of updates
         - length, unit: the planned length of the training, such as 400 and "updates"
         - state: finished, running, stopped, failed or damaged

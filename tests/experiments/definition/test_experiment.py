@@ -234,8 +234,10 @@ def test_fine_tuning_needs_the_pretraining():
 
 
 def test_folder_is_found_under_every_alias_of_the_method(tmp_path):
-    run = Run("mt/multi30k", "linear", canonical("iclr_type4"), 1)
-    own, other = (tmp_path / f"mt/multi30k/linear_{name}/seed-1" for name in ("tmlr_type3", "iclr_type4"))
+    run = Run("transformer/multi30k", "linear", canonical("iclr_type4"), 1)
+    own, other = (
+        tmp_path / f"transformer/multi30k/linear_{name}/seed-1" for name in ("tmlr_type3", "iclr_type4")
+    )
     assert run.folder(tmp_path) == own
     other.mkdir(parents=True)
     assert run.folder(tmp_path) == other
@@ -245,7 +247,7 @@ def test_folder_is_found_under_every_alias_of_the_method(tmp_path):
 
 # --- YAML files ---------------------------------------------------------------------------------------
 
-VALID = "kind: language_modeling\ndata: x\nbatch: {total: 8, per_gpu: 8}"
+VALID = "kind: lm\ndata: x\nbatch: {total: 8, per_gpu: 8}"
 
 
 @pytest.mark.parametrize("text, message", [

@@ -87,11 +87,11 @@ def estimated(experiment, attention="linear", method="base", precision="fp16", *
     ("experiment", "attention", "method"),
     [
         ("lm/transformer_xl", "softmax", "xl"),
-        ("mt/wmt14_en_de", "softmax", "fairseq"),
-        ("questions/squad", "softmax", "gcdf"),
-        ("imagenet/deit_small", "linear", "tmlr_type1"),
+        ("transformer/wmt14_en_de", "softmax", "fairseq"),
+        ("question_generator/squad", "softmax", "gcdf"),
+        ("vit/deit_small", "linear", "tmlr_type1"),
         ("lra/retrieval", "linear", "per"),
-        ("roper/addition", "softmax", "roper"),
+        ("synthetic_lm/addition", "softmax", "roper"),
         ("lm/extrapolation", "softmax", "fire"),
     ],
 )

@@ -27,7 +27,7 @@ def shown(monkeypatch):
     """shown(folder, terminal): the output for three lines of fairseq's log."""
 
     def shown(folder, terminal):
-        job = SimpleNamespace(run="a/run", updates=1100, stop=None, kind=KINDS["language_modeling"])
+        job = SimpleNamespace(run="a/run", updates=1100, stop=None, kind=KINDS["lm"])
         output = io.StringIO()
         options = {"file": output, "force_terminal": terminal, "width": 300, "color_system": None}
         monkeypatch.setenv("TERM", "xterm")

@@ -18,7 +18,7 @@ from fairseq_lrpe.attention import SelfAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import classify, generate
 from fairseq_lrpe.data import text_codec
-from fairseq_lrpe.experiments.definition.kinds.translation import parse_hypotheses
+from fairseq_lrpe.experiments.definition.kinds.transformer import parse_hypotheses
 from fairseq_lrpe.experiments.inference.attention import BLOCKS, trained_weights
 
 TEXT = "w1 w3 w9 w28"
@@ -175,7 +175,7 @@ def run_folder(language_model, data_bin, tmp_path_factory):
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints/checkpoint_best.pt").write_bytes(language_model.read_bytes())
     config = {"evaluate": {"checkpoint": "checkpoint_best.pt"}}
-    (folder / "run.json").write_text(json.dumps({"kind": "language_modeling", "config": config}))
+    (folder / "run.json").write_text(json.dumps({"kind": "lm", "config": config}))
     return folder
 
 

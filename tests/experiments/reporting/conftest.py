@@ -37,7 +37,7 @@ def configs(tmp_path, monkeypatch):
     }
     own = [{key: row[key] for key in ("row", "attention", "method")} for row in rows]
     figure = {key: value for key, value in table.items() if key != "table"}
-    flags = {"kind": "language_modeling", "data": "x", "batch": {"total": 8, "per_gpu": 8}}
+    flags = {"kind": "lm", "data": "x", "batch": {"total": 8, "per_gpu": 8}}
     evaluations = {"valid": {"split": "valid"}}
     files = {
         "paper/paper": {"source": "Someone (2020)", "tables": {"table9": paper_table}},

@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
         for run in experiment.runs(attention, *of):
             values = {2**n: perplexity + 2 * n + run.seed for n in range(5)}
             measured[run] = {(f"test_x{n}", "perplexity"): value for n, value in values.items()}
-    write_records(path, measured, "language_modeling")
+    write_records(path, measured, "lm")
     [run] = Experiment.load("speed/roberta_mini").runs("linear", "rope", [1])
     write_records(path, {run: {("steps", "relative_speed"): 0.75}}, "speed")
     return path

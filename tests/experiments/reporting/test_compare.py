@@ -20,7 +20,7 @@ def results(tmp_path):
             run = {"experiment": "lm/mini", "attention": "linear", "method": method, "seed": seed}
             config = {"updates": 4, "seeds": [seed]}
             config["train"] = {"lr": 0.1 if method == "rope" else 0.2, "x": 1}
-            run |= {"kind": "language_modeling", "updates": 4, "config": config, "started": f"day {seed}"}
+            run |= {"kind": "lm", "updates": 4, "config": config, "started": f"day {seed}"}
             (folder / "run.json").write_text(json.dumps(run))
             evaluations = {"test": {"settings": {}, "perplexity": perplexity}}
             (folder / "evaluation.json").write_text(json.dumps({"evaluations": evaluations, "finished": ""}))

@@ -84,7 +84,7 @@ def test_whole_curve_with_four_decimals(tmp_path):
     folder, losses = tmp_path / "lm/x/linear_rope/seed-1", {1: 64.0, 2: 32.0, 3: 2.0, 4: 2.0}
     write_run(folder, {1: 0.0}, 1, 4)
     settings = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**settings, "kind": "synthetic"}))
+    (folder / "run.json").write_text(json.dumps({**settings, "kind": "synthetic_lm"}))
     lines = [{"kind": "valid", "valid_num_updates": u, "valid_loss": loss} for u, loss in losses.items()]
     (folder / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
     [ax] = plot(tmp_path, tmp_path)

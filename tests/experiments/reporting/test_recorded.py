@@ -28,7 +28,7 @@ def write(folder, perplexity=PERPLEXITY, method="rope", seed=1, points=25, **cha
     path = folder / f"lm/mini/linear_{method}/seed-{seed}"
     path.mkdir(parents=True, exist_ok=True)
     config = OmegaConf.to_container(Experiment.load("lm/mini").cfg, resolve=True)
-    run = {"kind": "language_modeling", "updates": 400, "config": config, "flags": [], **CPU}
+    run = {"kind": "lm", "updates": 400, "config": config, "flags": [], **CPU}
     run |= {"data": {"train.bin": 9}, "versions": VERSIONS, "git": {"revision": "0" * 40, "dirty": True}}
     (path / "run.json").write_text(json.dumps(run | changed))
     log = [{"kind": "valid", "valid_num_updates": 16 * n, "valid_ppl": 400 / n} for n in range(1, points + 1)]
@@ -81,7 +81,7 @@ def test_files(folder, records):
     names = {"measurements.csv", "curves/lm-mini.csv", "settings/lm-mini.jsonl"}
     assert {str(path) for path in before} == names
     lines = pd.read_csv(records / "measurements.csv", float_precision="round_trip")
-    assert list(lines.columns) == MEASUREMENTS and len(lines) == 4 * 3  # nats and loss were not measured
+    assert list(lines.columns) == MEASUREMENTS and len(lines) == 4 * 3  # nats and bits were not measured
     assert lines.query("method == 'base' and evaluation == 'valid'")["value"].tolist() == [PERPLEXITY]
     [run] = Experiment.load("lm/mini").runs("linear", "base", [1])
     line = read_settings(records)[run]

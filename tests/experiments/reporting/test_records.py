@@ -5,13 +5,13 @@ from tiny import write_run
 
 from fairseq_lrpe.experiments.reporting.records import read_run
 
-KIND = '"kind": "language_modeling"'
+KIND = '"kind": "lm"'
 
 
 @pytest.mark.parametrize(("name", "content", "problem"), [
     ("run.json", "[1]", "run.json is not a JSON object"),
     ("run.json", "{", "Expecting property name"),
-    ("run.json", '{"kind": "lm", "config": {}}', "run.json has the unknown kind 'lm'"),
+    ("run.json", '{"kind": "x", "config": {}}', "run.json has the unknown kind 'x'"),
     ("run.json", f'{{{KIND}, "config": {{}}}}', "the key 'updates' is missing"),
     ("run.json", b"\xff\xfe", "codec can't decode"),
     ("evaluation.json", '{"evaluations": {"valid": 3}}', "not iterable"),

@@ -217,7 +217,9 @@ def test_a_real_run(translating):
     done = run_command("python", "-m", "fairseq_lrpe", "report", "--results", results)
     assert done.returncode == 0, done.stderr
     shown = Page((results / "report.html").read_text())
-    assert "mt/multi30k" in shown.text() and "validation perplexity" in "".join(shown.texts["script"][1:])
+    assert "transformer/multi30k" in shown.text() and "validation perplexity" in "".join(
+        shown.texts["script"][1:]
+    )
     [[versions, machine, _, n]] = shown.table("versions", "machine", "commit", "runs")
     settings = json.loads((folder / "run.json").read_text())
     assert f"torch {settings['versions']['torch']}" in versions and machine.startswith("CPU (") and n == "1"

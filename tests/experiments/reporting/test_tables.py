@@ -155,7 +155,7 @@ def test_ranks_and_spearman(runs):
 
 def test_numbers_as_data_frames(runs):
     everything = fairseq_lrpe.load_results(runs)
-    assert len(everything) == 2 * 11 + 1  # loss and perplexity, and a run that is not finished
+    assert len(everything) == 2 * 11 + 1  # bits and perplexity, and a run that is not finished
     found = everything.query("method == 'rope' and attention == 'linear' and metric == 'perplexity'")
     assert list(found["value"]) == [92, 95, 98] and list(found["seed"]) == [1, 2, 3]
     published = fairseq_lrpe.published()
@@ -379,11 +379,11 @@ def test_decimals_depend_on_the_metric(runs, configs, capsys):
         path = runs / f"lm/big/linear_base/seed-{seed}/evaluation.json"
         record = json.loads(path.read_text())
         record["evaluations"] |= {"training": {"tokens_per_second": 9708.8}}
-        record["evaluations"]["valid"] |= {"loss": 1.74321, "perplexity": [9.1, 9.2, 9.18][seed - 1]}
+        record["evaluations"]["valid"] |= {"bits": 1.74321, "perplexity": [9.1, 9.2, 9.18][seed - 1]}
         path.write_text(json.dumps(record))
     rows = [{"row": "Base", "attention": "linear", "method": "base"}]
     valid = {"experiment": "lm/big", "evaluation": "valid"}
-    columns = {"ppl": valid, "loss": {**valid, "metric": "loss"}}
+    columns = {"ppl": valid, "loss": {**valid, "metric": "bits"}}
     columns |= {"speed": {**valid, "evaluation": "training", "metric": "tokens_per_second"}}
     OmegaConf.save({"title": "Mine", "columns": columns, "rows": rows}, configs / "tables/mine.yaml")
     text = output(capsys, runs, "--table", "mine")

@@ -92,7 +92,7 @@ class Kind:
     task: str  # value of fairseq's --task
     family: str  # model family in the names of architectures, such as "lm"
     metrics: dict[str, str]  # {name: "lower" or "higher"}; ``choose`` and summaries use the first metric
-    decimals: dict[str, int] = {"loss": 4, "nats": 4, "tokens_per_second": 0}  # in tables; otherwise 2
+    decimals: dict[str, int] = {"bits": 4, "nats": 4, "tokens_per_second": 0}  # in tables; otherwise 2
     curve: Curve | None = None  # validation metric that plots show, or None for no plots
 
     def check(self, cfg: DictConfig) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import NonNegativeInt, PositiveInt, field_validator
 
 from fairseq_lrpe.experiments.definition.kinds.base import Evaluation, TrainingSettings
-from fairseq_lrpe.experiments.definition.kinds.language_modeling import (
-    LanguageModeling,
+from fairseq_lrpe.experiments.definition.kinds.lm import (
+    LM,
     max_length,
     model_flags,
     perplexity,
@@ -43,7 +43,7 @@ class MemorySettings(TrainingSettings):
     evaluations: dict[str, MemoryEvaluation | None] = {}
 
 
-class MemoryLM(LanguageModeling):
+class MemoryLM(LM):
     """Trains on one stream of text per sequence of the batch."""
 
     settings = MemorySettings

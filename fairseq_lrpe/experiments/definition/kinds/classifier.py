@@ -1,0 +1,33 @@
+"""Classifier of texts, text pairs and images from scratch, evaluated on the predicted labels."""
+
+from fairseq_lrpe.data import layout
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.inference import metrics
+from fairseq_lrpe.utils.files import REPOSITORY
+
+
+class Classifier(Kind):
+    """Trains classifiers with the task ``classification``.
+
+    ``majority`` is the accuracy of always predicting the most frequent label.
+    """
+
+    task = "classification"
+    family = "classifier"
+    metrics = dict.fromkeys(("accuracy", "f1", "matthews", "majority"), "higher")
+    curve = Curve("valid_accuracy", "validation accuracy", "higher")
+
+    def data(self, cfg):
+        folder = REPOSITORY / cfg.data
+        if not (folder / layout.METADATA).is_file():
+            return [folder / layout.METADATA]
+        inputs = layout.read_metadata(folder)["inputs"]
+        return [folder / name for name in layout.classified(self.splits(cfg), inputs)]
+
+    def evaluate(self, job, name):
+        predicted, target = metrics.predict_split(job, name, REPOSITORY / job.cfg.data)
+        majority = metrics.majority_metrics(target)["accuracy"]
+        return {**metrics.label_metrics(predicted, target), "majority": majority, "rows": len(target)}
+
+
+KIND = Classifier()

@@ -1,0 +1,161 @@
+"""Language models, evaluated by perplexity at the training's block length or at other lengths."""
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from fairseq_lrpe.data import layout
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Evaluation, Kind, TrainingSettings
+from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.files import REPOSITORY
+
+MAX_SINUSOIDAL = 100_000
+"""Number of sinusoidal token positions of fairseq's models."""
+
+
+class BlockEvaluation(Evaluation):
+    """Settings of an evaluation on blocks of tokens, which overlap only by their context tokens."""
+
+    length: PositiveInt | None = None  # tokens per block; the default is that of the training
+    context_window: NonNegativeInt = 0  # number of tokens at the start of a block that are only context
+
+
+class LMSettings(TrainingSettings):
+    evaluations: dict[str, BlockEvaluation | None] = {}
+
+
+class LM(Kind):
+    settings = LMSettings
+    task = "language_modeling"
+    family = "lm"
+    metrics = {"perplexity": "lower", "bits": "lower", "nats": "lower"}
+    curve = Curve("valid_ppl", "validation perplexity")
+
+    def check(self, cfg):
+        for name, evaluation in self.evaluations(cfg).items():
+            length = evaluation.get("length") or cfg.train.get("tokens_per_sample") or math.inf
+            if evaluation.get("context_window", 0) >= length:
+                raise UserError(
+                    f"evaluations.{name}.context_window must be below the {length} tokens of a block"
+                )
+
+    def data(self, cfg):
+        return [REPOSITORY / cfg.data / name for name in layout.text(self.splits(cfg))]
+
+    def evaluate(self, job, name):
+        evaluation, flags, expected = self.evaluations(job.cfg)[name], {}, None
+        if "context_window" in evaluation:
+            flags["context_window"] = evaluation["context_window"]
+        if length := evaluation.get("length"):
+            expected = check_length(job, evaluation["split"], length)
+            # A batch has up to 2,048 tokens, or one block that is longer.
+            flags |= {"tokens_per_sample": length, "batch_size": None, "max_tokens": max(length, 2048)}
+            if length > trained_length(model_flags(job)):
+                flags["model_overrides"] = f"{{'max_target_positions':{length}}}"
+        log = self.run_evaluation(job, name, "fairseq-eval-lm", "gen_subset", **flags)
+        return perplexity(log, expected)
+
+
+def perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
+    """Returns {metric: value} from the log of fairseq-eval-lm.
+
+    Raises:
+        UserError: the number of evaluated tokens is 0 or not ``expected``; fairseq silently skips
+            samples that are too long.
+    """
+    text = log.read_text()
+    tokens = int(re.search(r"Evaluated ([\d,]+) tokens", text)[1].replace(",", ""))
+    if not tokens or tokens != (expected or tokens):
+        raise UserError(f"fairseq-eval-lm evaluated only {tokens:,} tokens of the split: see {log}")
+    bits, perplexity = re.search(r"Loss \(base 2\): ([\w.]+), Perplexity: ([\w.]+)", text).groups()
+    nats = math.log(2) * float(bits)
+    return {"perplexity": float(perplexity), "bits": float(bits), "nats": nats, "tokens": tokens}
+
+
+def model_flags(job) -> dict:
+    """Returns {flag: value} of the job's trained model; raises UserError for fairseq's own models."""
+    from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
+
+    model = read_checkpoint(job.checkpoint, "train the run first")["cfg"]["model"]
+    if "token_positions" not in model:
+        raise UserError(f"{job.checkpoint} is fairseq's own model, whose maximum length is not known")
+    return model
+
+
+def check_length(job, split: str, length: int) -> int:
+    """Returns the number of tokens in a split; raises UserError if blocks of ``length`` are too long."""
+    from fairseq.data.indexed_dataset import make_dataset  # this import takes seconds
+
+    limit, reason = max_length(model_flags(job))
+    if length > limit:
+        raise UserError(f"this model reads at most {limit:,} tokens, not {length:,}: {reason}")
+    path = REPOSITORY / job.cfg.data / split
+    if not path.with_suffix(".idx").is_file():
+        raise UserError(f"the run's data has no {split} split: {path}.idx is missing")
+    dataset = make_dataset(str(path), impl="mmap")  # must outlive its sizes, which are memory-mapped
+    tokens = int(dataset.sizes.sum())
+    if length > tokens:
+        raise UserError(f"the {split} split has {tokens:,} tokens, too few for a block of {length:,}")
+    return tokens
+
+
+def trained_length(model: dict) -> int:
+    return model["max_target_positions"] or model["tokens_per_sample"]
+
+
+def max_length(model: dict) -> tuple[float, str]:
+    """Returns (number of tokens in the longest sequence that a model can read, reason for this limit).
+
+    For longer sequences than in training, fairseq must build the model for their length
+    (``max_target_positions``), which is impossible if the parameters or the encoding depend on that length.
+    """
+    import torch  # takes seconds, as the modules that import it
+
+    from fairseq_lrpe.attention import SoftmaxAttention
+    from fairseq_lrpe.config import option_flag
+    from fairseq_lrpe.encodings import ENCODINGS, encoding_options
+    from fairseq_lrpe.positions import POSITIONS, build_position
+
+    trained, positions, encoding = trained_length(model), model["token_positions"], model["encoding"]
+    if model["decoder_learned_pos"] or positions == "learned":
+        return trained, f"its learned token positions are a table of the {trained} training positions"
+    width, heads = model.get("decoder_embed_dim", 64), model.get("decoder_attention_heads", 1)
+    index = torch.arange(min(trained, 256))[None]
+    x = torch.linspace(-1, 1, index.size(1) * width).sin().view(1, -1, width)
+    if positions in POSITIONS:
+        sizes = {"embed_dim": width, "vocab_size": 3, "causal": True}
+        build = functools.partial(build_position, positions, **sizes)
+        if _depends_on_length(build, trained, x, index, torch.full_like(index, 2)):
+            return trained, f"its {positions} token positions depend on the {trained} training positions"
+    options = encoding_options(ENCODINGS[encoding])
+    options = {name: model.get(option_flag(encoding, name), default) for name, default in options.items()}
+    width //= heads
+    build = functools.partial(SoftmaxAttention, width, 1, encoding, causal=True, **options)
+    if _depends_on_length(build, trained, x[..., :width]):
+        return trained, f"{encoding}'s formula or table depends on the {trained} training positions"
+    if positions == "hierarchical" and trained**2 < MAX_SINUSOIDAL:
+        return trained**2, f"its token positions are pairs of the {trained} training positions"
+    if positions == "none" or model["no_token_positional_embeddings"]:
+        return math.inf, "no part of the model depends on the length"
+    return MAX_SINUSOIDAL, "fairseq's sinusoidal token positions end there"
+
+
+def _depends_on_length(build: Callable, trained: int, *inputs) -> bool:
+    """Returns whether a module depends on the number of positions it is built for."""
+    import torch  # takes seconds
+
+    # Users' encodings and token positions do not have to declare it.
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module, longer = (build(max_positions=n).eval() for n in (trained, 2 * trained))
+        try:
+            longer.load_state_dict(module.state_dict())
+        except RuntimeError:  # a parameter has another size
+            return True
+        return not torch.equal(module(*inputs), longer(*inputs))
+
+
+KIND = LM()

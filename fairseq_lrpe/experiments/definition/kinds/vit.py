@@ -1,0 +1,33 @@
+"""Image classification, evaluated by fairseq-validate."""
+
+import re
+
+from fairseq_lrpe.data import layout
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
+from fairseq_lrpe.utils.files import REPOSITORY
+
+TRAINED = re.compile(r"num\. trained: ([\d,]+)\)")
+
+
+class ViT(Kind):
+    """Trains vision transformers with the task ``image_classification``.
+
+    ``accuracy5`` is the top-5 accuracy, and ``parameters`` is the number of parameters in millions.
+    """
+
+    task = "image_classification"
+    family = "vit"
+    metrics = {"accuracy": "higher", "accuracy5": "higher", "parameters": "lower"}
+    curve = Curve("valid_accuracy", "validation accuracy", "higher")
+
+    def data(self, cfg):
+        return [REPOSITORY / cfg.data / name for name in layout.labelled(self.splits(cfg))]
+
+    def evaluate(self, job, name):
+        entry = self.validate(job, name)
+        parameters = int(TRAINED.search((job.folder / "train.log").read_text())[1].replace(",", ""))
+        measured = {key: float(entry[key]) for key in ("accuracy", "accuracy5")}
+        return {**measured, "parameters": parameters / 1e6}
+
+
+KIND = ViT()

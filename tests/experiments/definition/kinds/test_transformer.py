@@ -1,0 +1,89 @@
+"""Translation: parsing fairseq's output, BLEU, and tiny trained models."""
+
+import itertools
+
+import pytest
+import sacrebleu
+from omegaconf import OmegaConf
+from tiny import REPOSITORY, run_command, run_here
+
+from fairseq_lrpe.cli import results as results_command
+from fairseq_lrpe.data import text_codec
+from fairseq_lrpe.experiments.definition.experiment import Experiment
+from fairseq_lrpe.experiments.definition.kinds import transformer
+from fairseq_lrpe.experiments.execution.launch import train_command
+from fairseq_lrpe.experiments.execution.runner import Job
+
+
+def test_bleu_of_raw_text_and_of_words(corpus, tmp_path):
+    codec = text_codec.load(corpus / "bin")
+    references = (corpus / "text/test.de").read_text().splitlines()
+    hypotheses = [line.replace("Hund", "Katze", 1) for line in references]
+    log = tmp_path / "log"
+    lines = [
+        f"T-{i}\t{codec.encode('de', r)}\nH-{i}\t-0.5\t{codec.encode('de', h)}"
+        for i, (r, h) in enumerate(zip(references, hypotheses, strict=True))
+    ]
+    log.write_text("\n".join(reversed(lines)) + "\n")
+    found = transformer.bleu(log, corpus / "bin", "test", "de")
+    raw = [codec.decode("de", codec.encode("de", line)) for line in hypotheses]
+    assert found["sacrebleu"] == sacrebleu.corpus_bleu(raw, [references]).score < 100
+    assert "tok:13a" in found["sacrebleu_signature"] and "tok:none" in found["bleu_signature"]
+    assert 0 < found["bleu"] < 100 and found["sentences"] == 20
+    log.write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(ValueError, match="lacks 1 of them and contains 0 others"):
+        transformer.bleu(log, corpus / "bin", "test", "de")
+
+
+def test_training_and_evaluation(translating):
+    run, output = translating
+    assert run.parts[-1] == "seed-1" and "transformer/multi30k/linear_iclr_type4/" in str(run)
+    assert "test: sacrebleu " in output
+    evaluations = OmegaConf.load(run / "evaluation.json").evaluations
+    assert "valid" not in evaluations  # null omits it
+    assert evaluations.test.sentences == 20 and 0 <= evaluations.test.sacrebleu <= 100
+
+
+def test_fairseqs_own_model(train_translation, small_translation, tmp_path):
+    run, _ = train_translation(tmp_path, "fairseq", "--attention", "softmax")
+    assert "transformer/multi30k/softmax_fairseq/" in str(run)
+    assert "--arch transformer " in (run / "command.sh").read_text()
+    found = OmegaConf.load(run / "evaluation.json").evaluations.test.sacrebleu
+    words = [
+        "--results",
+        tmp_path,
+        "--table",
+        "iclr_table4",
+        "--scale",
+        "mini",
+        "seeds=[1]",
+        *small_translation,
+    ]
+    shown = run_here(results_command.main, *words)
+    assert shown.returncode == 0, shown.stderr
+    row = next(line for line in shown.stdout.splitlines() if line.startswith("| softmax | fairseq |"))
+    assert row.endswith(f"| - | {found:.2f} (1) |")  # no published number
+    assert "wmt14_en_de_test: sacrebleu, signature nrefs:1|case:mixed|eff:no|tok:13a" in shown.stdout
+    words = ["python", "-m", "fairseq_lrpe", "generate", run / "checkpoints/checkpoint_best.pt"]
+    generated = run_command(*words, "--cpu", text="A cat .\n")
+    assert generated.returncode == 0 and len(generated.stdout.splitlines()) == 1, generated.stderr
+
+
+@pytest.mark.parametrize("gpus, update_freq", [(0, 8), (8, 1)])
+def test_batches_are_counted_in_tokens(gpus, update_freq):
+    experiment = Experiment.load("transformer/wmt14_en_de")
+    [run] = experiment.runs("linear", "iclr_type4", [1])
+
+    words = train_command(Job(experiment, run, REPOSITORY / "results", gpus, cpu=not gpus))
+    given = dict(itertools.pairwise(words))
+    assert given["--max-tokens"] == "4400" and given["--update-freq"] == str(update_freq)
+    assert "--batch-size" not in words and given["--arch"] == "linear_transformer_iclr_type4"
+
+
+@pytest.mark.parametrize("method, parts", [("iclr_type4", ["encoder"]), ("fairseq", [])])
+def test_encodings_are_in_the_encoder_only(method, parts):
+    """Also with vanilla attention, as in the authors' code; fairseq's own transformer has no such flag."""
+    experiment = Experiment.load("transformer/wmt14_en_de")
+    [run] = experiment.runs("softmax", method, [1])
+    words = train_command(Job(experiment, run, REPOSITORY / "results"))
+    assert [value for flag, value in itertools.pairwise(words) if flag == "--encoding-in"] == parts
