@@ -40,7 +40,7 @@ def cells(text):
 
 def test_rows_and_columns(folder):
     header, _, *rows = cells(shown(folder))
-    columns = "attention", "method", "changes", "seeds", "length", "state", "valid perplexity", "valid loss"
+    columns = "attention", "method", "changes", "seeds", "length", "state", "valid perplexity", "valid bits"
     assert tuple(header) == columns
     stopped = "seed 8 stopped at 200 of 400"
     assert rows == [
