@@ -14,10 +14,12 @@ from fairseq_lrpe.utils import subprocesses
 
 def test_error_of_a_failing_command(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(BIN / "python"))  # a new process instead of a fork
-    message = r"(?s)^fairseq-train failed with exit code 2; end of .*log:.*--arch"
-    with pytest.raises(subprocesses.CommandFailed, match=message):
+    message = "^fairseq-train rejects its arguments: argument --arch/-a: expected one argument$"
+    with pytest.raises(subprocesses.CommandRejected, match=message):
         subprocesses.run_command(["fairseq-train", "--arch"], tmp_path / "log")
     assert "tensorboardX" not in (tmp_path / "log").read_text()
+    with pytest.raises(subprocesses.CommandFailed, match=r"(?s) exit code 1; end of .*/bug:.*no: error: x$"):
+        subprocesses.run_command(["python", "-c", "raise SystemExit('no: error: x')"], tmp_path / "bug")
 
 
 def test_lines_are_passed_on_and_logged(tmp_path):
