@@ -71,10 +71,10 @@ def test_softmax_attention_with_position_index(name, options):
     # Sums the weights of keys that have the same position.
     by_position = weights.new_zeros(2, HEADS, len(s), positions.max_position + 1)
     by_position = by_position.index_add(-1, positions.key_positions, weights)
-    rows = [
-        encoding.decode_output(o[:, :, i : i + 1], Context(at), by_position[:, :, i : i + 1])
-        for i, at in enumerate(s)
-    ]
+    rows = []
+    for i, at in enumerate(s):
+        of_query = by_position[:, :, i : i + 1] if encoding.needs_weights else None
+        rows.append(encoding.decode_output(o[:, :, i : i + 1], Context(at), of_query))
     expected = attention.out_proj(attention.merge_heads(torch.cat(rows, dim=2)))
     leaves = [x, *encoding.parameters()]
     assert_same(
