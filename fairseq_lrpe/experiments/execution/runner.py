@@ -235,7 +235,7 @@ def run_primary(job: Job) -> None:
     record = {"evaluations": {}, **job.record, "finished": run_directory.timestamp()}
     write_json(job.folder / "evaluation.json", record)
     for name, measured in record["evaluations"].items():
-        if text := job.kind.describe(measured):
+        if text := job.kind.describe(job.cfg, measured):
             job.say(f"{name}: {text}")
     job.say(f"finished: {job.folder}")
 

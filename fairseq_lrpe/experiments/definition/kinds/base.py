@@ -126,7 +126,7 @@ class Kind:
         """Evaluates the job's checkpoint and returns {metric: value} of one evaluation."""
         raise NotImplementedError
 
-    def describe(self, measured: dict) -> str | None:
+    def describe(self, cfg: DictConfig, measured: dict) -> str | None:
         """Returns one line about the metrics of an evaluation, if it has any."""
         shown = next((f"{name} {measured[name]:.2f}" for name in self.metrics if name in measured), None)
         if shown and "majority" in measured:

@@ -105,6 +105,10 @@ class Glue(Kind):
     def evaluate(self, job, name):
         return measure(job.cfg.task, *metrics.predict_split(job, name, self.folder(job.cfg)))
 
+    def describe(self, cfg, measured):
+        text = super().describe(cfg, measured)
+        return text and text.replace("score", get_task(cfg.task).measure, 1)
+
 
 @cache
 def pretrained(path: Path) -> dict:
