@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe bench figures", __doc__, "[options]")
     help = "output folder (default: %(default)s)"
     parser.add_argument("--out", type=path_arg, default="results/figures", help=help)
-    help = "data folders of the task classification for Figure 4 (default: those of configs/classification)"
+    help = "data folders of the task classification for Figure 4 (default: those of configs/classifier)"
     parser.add_argument("--data", type=path_arg, nargs="+", metavar="FOLDER", help=help)
     args = parser.parse_args(arguments)
     logging.disable(logging.INFO)  # importing fairseq makes matplotlib log every font
