@@ -83,7 +83,7 @@ def test_corpora_that_are_not_prepared(monkeypatch, tmp_path):
 
 
 def test_default_data_is_that_of_the_experiments():
-    experiments = [Experiment.load(f"classification/{name}") for name in DATASETS]
+    experiments = [Experiment.load(f"classifier/{name}") for name in DATASETS]
     assert [REPOSITORY / experiment.cfg.data for experiment in experiments] == figures.DATA
     for name, experiment in zip(DATASETS, experiments, strict=True):
         train = experiment.cfg.train

@@ -5,7 +5,7 @@ with the fine-tuned models of all tasks, or those with the classifiers of each t
 requires, but for which there is no model, are listed. For example:
 
   lrpe glue-submission results/glue/wikibook/linear_rope
-  lrpe glue-submission results/classification/{sst2,qnli,qqp,mnli}/softmax_gcdf
+  lrpe glue-submission results/classifier/{sst2,qnli,qqp,mnli}/softmax_gcdf
 """
 
 import zipfile
