@@ -51,7 +51,7 @@ def test_metric_is_that_of_the_questions(tmp_path, capsys):
 @pytest.mark.parametrize("name, types", [("squad", 28_996), ("cmrc2018", 21_128)])
 def test_sizes_match_the_paper(name, types):
     """BERT base without its pooler, a decoder with three layers, and the copy mechanism."""
-    cfg = Experiment.load(f"questions/{name}").cfg
+    cfg = Experiment.load(f"question_generator/{name}").cfg
     flags = OmegaConf.structured(MODEL_DATACLASS_REGISTRY["softmax_question_generator_t5"]())
     for key, value in cfg.train.items():
         if key in flags and key != "encoder":
@@ -75,7 +75,7 @@ def test_sizes_match_the_paper(name, types):
 ])  # fmt: skip
 def test_settings_match_the_paper(name, updates, warmup, interval):
     """Table 4 of Qu et al., and the beam search of Appendix A.3."""
-    cfg = Experiment.load(f"questions/{name}").cfg
+    cfg = Experiment.load(f"question_generator/{name}").cfg
     given, search = cfg.train, cfg.evaluate.flags
     assert [cfg.updates, given.warmup_updates, given.validate_interval_updates] == [updates, warmup, interval]
     assert given.total_num_update == updates and cfg.batch.total == 32 and given.lr == 2e-5
