@@ -13,7 +13,7 @@ from scipy import stats
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Cell, Table
-from fairseq_lrpe.experiments.reporting.records import METHOD_ORDER, RunRecord
+from fairseq_lrpe.experiments.reporting.records import RunRecord
 
 CSV = "attention row column measured_on metric length unit paper paper_std mean std state seeds".split()
 CSV += "paper_rank rank difference low high common_seeds".split()
@@ -138,7 +138,7 @@ def _summarize_cell(cell, measured):
     state = f"{len(values)}" if len(values) == measured.planned else f"{len(values)} of {measured.planned}"
     paper, paper_std = cell.published or (None, None)
     lengths = sorted({x for part in measured.lengths for x in part}, key=lambda length: length[::-1])
-    with_value = [x for x in measured.records if x.seed in measured.values]
+    with_value = [x for x in measured.records if x.run.seed in measured.values]
     signatures = (x.values[cell.evaluation].get(f"{cell.metric}_signature") for x in with_value)
     return {
         "attention": cell.attention,
@@ -154,7 +154,7 @@ def _summarize_cell(cell, measured):
         "std": std,
         "seeds": len(values),
         "state": state if values else _state(measured.records),
-        "chosen": ", ".join(with_value[0].changes) if cell.trials and with_value else None,
+        "chosen": with_value[0].changes if cell.trials and with_value else None,
         "lengths": tuple(lengths),
         "length": lengths[0][0] if len(lengths) == 1 else math.nan,
         "unit": lengths[0][1] if len(lengths) == 1 else None,
@@ -227,7 +227,7 @@ def values_by_metric(records: Iterable[RunRecord]) -> dict[tuple[str, str], dict
     found = {}
     for record in records:
         for evaluation, metric, value, _ in record.measurements():
-            found.setdefault((evaluation, metric), {})[record.seed] = value
+            found.setdefault((evaluation, metric), {})[record.run.seed] = value
     return found
 
 
@@ -241,11 +241,9 @@ def summarize_runs(records: Iterable[RunRecord]) -> pd.DataFrame:
     """
     groups, lines = {}, []
     for record in records:
-        order = METHOD_ORDER.get(record.method, len(METHOD_ORDER))
-        key = record.attention, order, record.method, ", ".join(record.changes)
-        groups.setdefault(key, []).append(record)
+        groups.setdefault(record.order, []).append(record)
     for (attention, _, method, changes), runs in sorted(groups.items()):
-        states = [f"seed {run.seed} {_describe(run)}" for run in runs if run.state != "finished"]
+        states = [f"seed {x.run.seed} {x.describe_state()}" for x in runs if x.state != "finished"]
         row = {"attention": attention, "method": method, "changes": changes, "measured_seeds": 0}
         row |= {"length": describe_lengths(_lengths(runs)), "seeds": len(runs)}
         row["state"] = "; ".join(states) or "finished"
@@ -258,7 +256,3 @@ def summarize_runs(records: Iterable[RunRecord]) -> pd.DataFrame:
                 measured.append({**row, **line, "measured_seeds": len(values), "decimals": decimals})
         lines += measured or [row]
     return pd.DataFrame(lines, columns=[*RUNS_CSV, "decimals"])
-
-
-def _describe(run):
-    return f"damaged ({run.problem})" if run.state == "damaged" else run.describe_state()

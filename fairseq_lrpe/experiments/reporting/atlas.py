@@ -7,9 +7,9 @@ template is ``atlas.html.jinja``.
 import inspect
 import math
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import torch
 from markupsafe import Markup, escape
@@ -19,6 +19,7 @@ from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Encoding, encoding_options
 from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.estimation.cost import saved_storages
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.records import by_run, read_runs, read_weights, shown_distances
@@ -42,31 +43,8 @@ NORMS = {
 }
 
 
-@dataclass
-class Entry:
-    """A card of the page."""
-
-    name: str
-    aliases: list[str]
-    source: str
-    kind: str  # how positions are represented
-    formula: Markup
-    flags: str
-    parameters: int
-    effects: dict[str, str]  # {attention: what changes}
-    attentions: list[str]
-    options: list[tuple[str, object, str]] = field(default_factory=list)  # (flag, default, help)
-    plots: dict[str, Markup] = field(default_factory=dict)
-    # {attention: {column of the table of perplexities, "speed" or "memory": (text, value)}}
-    numbers: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
-
-
 def render(results: Path) -> str:
-    """Returns the HTML page for a results folder or a folder of recorded results.
-
-    Raises:
-        UserError: the folder does not exist, or its files are damaged.
-    """
+    """Returns the HTML page for a results folder or a folder of recorded results."""
     runs = by_run(record for record in read_runs(results) if record.problem is None)
     table = Table(PERPLEXITY, "mini")
     numbers, [experiment] = _numbers(table, runs), table.experiments.values()
@@ -90,6 +68,7 @@ def render(results: Path) -> str:
         entries.append(entry)
     entries += [_position_entry(name, table, cfg.train) for name in TOKEN_POSITIONS]
     for entry in entries:
+        # {attention: {column of the table of perplexities, "speed" or "memory": (text, value)}}
         entry.numbers = {x: numbers.get((x, entry.name), {}) for x in entry.attentions}
     columns = list(table.columns)
     rows = [(entry, attention) for entry in entries for attention in entry.attentions]
@@ -123,7 +102,7 @@ def _numbers(table, runs):
 
 
 def _position_entry(name, table, flags):
-    """Returns the entry of a position embedding, with the parameters of the models in its row of a table."""
+    """Returns the card of a position embedding, with the parameters of the models in its row of a table."""
     changes = next((x.changes for x in table.rows if x.changes.get("train.token_positions") == name), {})
     length = changes.get("train.max_target_positions", flags.max_target_positions) or flags.tokens_per_sample
     parameters, doc = flags.decoder_embed_dim * length, LEARNED
@@ -134,10 +113,18 @@ def _position_entry(name, table, flags):
         parameters, doc = sum(p.numel() for p in module.parameters()), inspect.getdoc(POSITIONS[name])
         if POSITIONS[name].every_layer:
             effect = "Changes the inputs of attention in every layer."
-    source = "an absolute position embedding, combined with the embeddings of the tokens"
-    return Entry(
-        *(name, [], source, "token positions", _as_html(doc), f"--token-positions {name}", parameters),
-        *(dict.fromkeys(ATTENTIONS, effect), list(ATTENTIONS)),
+    return SimpleNamespace(
+        name=name,
+        aliases=[],
+        source="an absolute position embedding, combined with the embeddings of the tokens",
+        kind="token positions",
+        formula=_as_html(doc),
+        flags=f"--token-positions {name}",
+        parameters=parameters,
+        effects=dict.fromkeys(ATTENTIONS, effect),
+        attentions=list(ATTENTIONS),
+        options=[],
+        plots={},
     )
 
 
@@ -162,14 +149,14 @@ def _modules(name, cfg):
 
 
 def _method_entry(name, modules):
-    """Returns the entry of a method with the attention modules of all layers."""
+    """Returns the card of a method with the attention modules of all layers."""
     encodings = [module.encoding for module in modules["softmax"]]
     counted = encodings[:1] if encodings[0].shared_across_layers else encodings
     cls, flags = type(encodings[0]), METHODS[name].flags
     effects = dict.fromkeys(ATTENTIONS, "Not available, because the encoding needs the matrix of scores.")
-    return Entry(
-        name,
-        aliases(name)[1:],
+    return SimpleNamespace(
+        name=name,
+        aliases=aliases(name)[1:],
         source="; ".join(METHODS[x].source for x in aliases(name)),
         kind=_kind(encodings[0], flags),
         formula=_as_html(inspect.getdoc(cls)),
@@ -253,18 +240,8 @@ def _initial_weights(modules, length):
 
 def _kept_memory(module):
     """Returns the bytes that a training step keeps for the backward pass of an attention module."""
-    own = {x.untyped_storage().data_ptr() for x in module.parameters()}
-    kept = {}
-
-    def keep(x):
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    module.train()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        output = module(torch.randn(1, MEMORY_LENGTH, module.embed_dim, requires_grad=True))
+    inputs = torch.randn(1, MEMORY_LENGTH, module.embed_dim, requires_grad=True)
+    with saved_storages(module.train()) as saved:
+        _output = module(inputs)  # keeps the storages alive
     module.eval()
-    del output  # it kept the storages alive, so that no address was used twice
-    return sum(kept.values())
+    return sum(saved.values())

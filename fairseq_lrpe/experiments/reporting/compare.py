@@ -49,7 +49,7 @@ def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
     runs = [read_seeds(folder) for folder in (a, b)]
     first = [records[0] for records in runs]
     for name, records, record in zip("ab", runs, first, strict=True):
-        yield f"{name}: {record.folder.parent} (seeds {', '.join(str(record.seed) for record in records)})"
+        yield f"{name}: {record.folder.parent} (seeds {', '.join(str(of.run.seed) for of in records)})"
     settings = different_settings(*first)
     yield Section("settings that differ", settings) if len(settings) else "no settings differ"
     ours, theirs = map(values_by_metric, runs)

@@ -84,28 +84,19 @@ def curve_figure(lines: list[Line]) -> go.Figure | None:
                 name=legend_text(f"{last:.{curve.decimals}f}", name),
                 legendgroup=escape(name),
                 showlegend=i == 0,
-                meta=escape(f"{name}, seed {line.records[0].seed}"),
+                meta=escape(f"{name}, seed {line.records[0].run.seed}"),
                 hovertemplate=f"%{{meta}}<br>%{{x:,}} updates: %{{y:,.{curve.decimals}f}}<extra></extra>",
                 **trace_style(*styles[line.attention, line.row], line.attention),
             )
-    _set_curve_axes(figure, [line.points for _, seeds in drawn for line in seeds], curve)
-    return figure
-
-
-def _set_curve_axes(figure, points, curve):
-    """Sets the range of the axes so that every line can be seen."""
-    end = max(of.index[-1] for of in points)
-    start, bottom, top = visible_range(points, end, curve)
-    highest = max(of["mean"].min() for of in points)
-    if curve.better == "lower" and highest > top:  # the line of a run that has just started
-        start, top = min(of.index[0] for of in points), 1.05 * highest
-    margin = 0.02 * (end - start) or max(0.02 * end, 1)
-    figure.update_xaxes(AXIS, title="updates", range=[start - margin, end + margin], tickformat=",~f")
-    if end - start + 2 * margin < 10:
+    points = [line.points for _, seeds in drawn for line in seeds]
+    (left, right), values = visible_range(points, curve, every_line=True)
+    figure.update_xaxes(AXIS, title="updates", range=[left, right], tickformat=",~f")
+    if right - left < 10:
         figure.update_xaxes(dtick=1)  # no fractions of updates
     figure.update_yaxes(AXIS, title=curve.label)
     if curve.better == "lower":
-        figure.update_yaxes(LOG_AXIS, range=[math.log10(bottom), math.log10(top)])
+        figure.update_yaxes(LOG_AXIS, range=list(map(math.log10, values)))
+    return figure
 
 
 def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:

@@ -19,7 +19,7 @@ from fairseq_lrpe.experiments.definition.kinds.base import Curve
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.aggregate import measuring_runs
-from fairseq_lrpe.experiments.reporting.records import METHOD_ORDER, RunRecord
+from fairseq_lrpe.experiments.reporting.records import RunRecord
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.utils.errors import UserError
@@ -96,10 +96,9 @@ def experiment_lines(records: Collection[RunRecord]) -> list[Line]:
     lines = {}
     for record in records:
         if record.problem is None:
-            order = METHOD_ORDER.get(record.method, len(METHOD_ORDER))
-            key = record.attention, order, ", ".join((record.method, *record.changes))
-            line = Line(record.experiment, record.attention, key[-1], record.method, [])
-            lines.setdefault(key, line).records.append(record)
+            name = ", ".join(filter(None, (record.method, record.changes)))
+            line = Line(record.run.experiment, record.run.attention, name, record.method, [])
+            lines.setdefault(record.order, line).records.append(record)
     return [lines[key] for key in sorted(lines)]
 
 
@@ -107,9 +106,6 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
     """Plots the curves of lines, in one panel per experiment and attention.
 
     A line shows the mean over the seeds of a row, and the band around it the lowest and highest value.
-
-    Raises:
-        UserError: there is nothing to plot.
     """
     panels = {}
     for line in lines:
@@ -143,11 +139,11 @@ def wrap(row: str, notes: Collection[str] = ()) -> str:
 def _draw_curves(ax, drawn):
     """Draws the lines of a panel; the legend starts with the line that ends with the best value."""
     curve, styles = drawn[0].curve, line_styles(drawn)
-    end, lower = max(int(line.points.index[-1]) for line in drawn), curve.better == "lower"
-    start, bottom, top = visible_range([line.points for line in drawn], end, curve)
+    end, lower = max(line.points.index[-1] for line in drawn), curve.better == "lower"
+    updates, (bottom, top) = visible_range([line.points for line in drawn], curve)
     for i, line in enumerate(sorted(drawn, key=attrgetter("last"), reverse=not lower)):
         points, (color, marker) = line.points, styles[line.attention, line.row]
-        reached = int(points.index[-1])
+        reached = points.index[-1]
         notes = [f"at {reached:,}"] * (reached < end) + ["above"] * bool(line.last > top)
         ax.plot(
             points.index,
@@ -163,8 +159,7 @@ def _draw_curves(ax, drawn):
         )
         if points["count"].iloc[0] > 1:
             ax.fill_between(points.index, points["min"], points["max"], color=color, alpha=0.15, linewidth=0)
-    margin = 0.02 * (end - start) or max(0.02 * end, 1)
-    ax.set(xlim=(start - margin, end + margin), xlabel="updates", ylabel=curve.label)
+    ax.set(xlim=updates, xlabel="updates", ylabel=curve.label)
     if lower:
         ax.set(ylim=(bottom, top), yscale="log")
     steps = [1, 2, 2.5, 5, 10]
@@ -183,21 +178,27 @@ def _finish(ax, title):
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
 
 
-def visible_range(lines: Collection[pd.DataFrame], end: int, curve: Curve) -> tuple[int, float | None, float]:
-    """Returns (first number of updates, lowest value, highest value) of the visible part of the lines.
+def visible_range(lines: list[pd.DataFrame], curve: Curve, every_line: bool = False) -> tuple[tuple, tuple]:
+    """Returns the ranges of updates and of values that show the ends of lines.
 
     For falling curves, the last values of the lines fill the lower half of the panel, except those far above
-    the others. The second half of the training and lines of one or two points are visible. Curves with
-    ``show_all`` are visible in full. For rising curves, the values have no limits.
+    the others, such as those of a run that has just started, unless ``every_line`` must be visible. The
+    second half of the training and lines of one or two points are visible. Curves with ``show_all`` are
+    visible in full. For rising curves, the values have no limits, which are then None and infinity.
     """
-    bottom, top = None, math.inf
+    end, bottom, top = max(points.index[-1] for points in lines), None, math.inf
     if curve.show_all:
         bottom = 0.95 * min(points["min"].min() for points in lines)
         top = 1.05 * max(points["max"].max() for points in lines)
     elif curve.better == "lower":
         bottom, top = _value_range([points["mean"] for points in lines], end)
     first = [u for points in lines for u, value in points["mean"].items() if value <= top]
-    return min(first, default=0), bottom, top
+    highest = max(points["mean"].min() for points in lines)
+    if every_line and highest > top:
+        first, top = [points.index[0] for points in lines], 1.05 * highest
+    start = min(first, default=0)
+    margin = 0.02 * (end - start) or max(0.02 * end, 1)
+    return (start - margin, end + margin), (bottom, top)
 
 
 def _value_range(lines: list[pd.Series], end: int) -> tuple[float, float]:
@@ -213,12 +214,10 @@ def _value_range(lines: list[pd.Series], end: int) -> tuple[float, float]:
 
 
 def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Selects the cells of a summary that can be drawn as lines over a table's columns.
+    """Returns the cells that are drawn as lines over a table's columns, and the names of these columns.
 
-    Returns:
-        The cells of the most frequent metric, without columns that combine others. Within each attention,
-        rows are sorted by their value in their last column, best first. The second result is the list of the
-        columns' names in the order of the table.
+    They are those of the most frequent metric, without columns that combine others. Within each attention,
+    rows are sorted by their value in their last column, best first.
     """
     cells = summary[summary["is_ranked"] & summary["measured_on"].notna()]
     metrics = cells["metric"].tolist()

@@ -28,8 +28,7 @@ from fairseq_lrpe.experiments.reporting.records import (
 from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
 from fairseq_lrpe.experiments.reporting.tables import table_sections
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import display_path, output_folder, write_atomic
-from fairseq_lrpe.utils.suggest import choices
+from fairseq_lrpe.utils.files import output_folder, write_atomic
 
 MAX_POINTS = 20  # number of points of a recorded curve
 DEVIATIONS, RELATIVE = 4, 0.05
@@ -41,9 +40,6 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
 
     Returns:
         The number of recorded runs, and a message for each finished or damaged run that is not recorded.
-
-    Raises:
-        UserError: two folders contain the same run, or the runs would be mixed with runs on other data.
     """
     runs, refused = finished_runs(results)
     lines = records.read_settings(folder) | {run: _settings_line(record) for run, record in runs.items()}
@@ -69,9 +65,7 @@ def finished_runs(
 ) -> tuple[dict[Run, records.RunRecord], list[str]]:
     """Returns {run: record} of the finished runs that can be recorded, and messages about the others.
 
-    Evaluations that the YAML files do not define are omitted. There is a message for each run that is
-    damaged, or was trained or evaluated with other settings than the YAML files define. The arguments are
-    those of ``read_runs``.
+    Evaluations that the YAML files do not define are omitted. The arguments are those of ``read_runs``.
     """
     if records.is_recorded(results):
         raise UserError(f"{results} contains recorded results: give a folder to which runs were written")
@@ -91,10 +85,9 @@ def finished_runs(
 def _problem(record, configured):
     """Returns why a run cannot be recorded, or None; omits its evaluations that are not defined."""
     if record.problem is not None:
-        return f"damaged: {record.problem}"
-    if configured is None:
-        return "configs does not define it"
-    record.values = {x: of for x, of in record.values.items() if x in configured or x == "training"}
+        return record.describe_state()
+    defined = {"training", *(configured or ())}
+    record.values = {name: of for name, of in record.values.items() if name in defined}
     different = records.different_settings(record.compared_settings(), configured)
     return different and f"its settings differ from those in configs: {'; '.join(different)}"
 
@@ -161,15 +154,9 @@ def _merge(path, columns, rows, runs):
 
 
 def record_weights(experiment: str, results: Path, folder: Path) -> int:
-    """Records the attention weights of an experiment's models, of the first seed without changes.
+    """Records the attention weights of an experiment's models, of the first seed; returns their number.
 
     The weights are shown if the run itself is recorded, too.
-
-    Returns:
-        The number of recorded runs.
-
-    Raises:
-        UserError: there is no run, a run has no checkpoint, or its data does not exist.
     """
     import torch  # these imports take seconds
 
@@ -191,19 +178,14 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
 
 
 def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> tuple[list[str], bool]:
-    """Compares finished runs with recorded results.
-
-    Args:
-        results: the results folder.
-        folder: the folder of recorded results.
-        runs: the run folders to compare; the default is all.
+    """Compares finished runs, of the run folders ``runs`` if given, with recorded results.
 
     Returns:
         One line for each number that is off and a summary, and whether no number is off.
     """
-    recorded, off = {record.run: record for record in _read(folder) if record.problem is None}, []
+    recorded = {x.run: x for x in records.read_recorded(folder) if x.problem is None}
     found, refused = finished_runs(results, runs)
-    groups = {"off": [], "without a record": [], "on other data": [], "not compared": refused}
+    groups, off = {"off": [], "without a record": [], "on other data": [], "not compared": refused}, []
     key = [*RUN[:4], "evaluation", "metric"]
     numbers = [
         (*row_key(run)[:4], *number[:3])
@@ -223,14 +205,6 @@ def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> 
     summary = f"{total - sum(map(len, groups.values()))} of {total} runs as recorded"
     parts = [f"{len(names)} {state}: {', '.join(names)}" for state, names in groups.items() if names]
     return [*off, "; ".join([summary, *parts])], not off
-
-
-def _read(folder):
-    """Returns the records in a folder of recorded results."""
-    if not records.is_recorded(folder):
-        command = f"`lrpe results --record {display_path(folder)}`"
-        raise UserError(f"{folder} has no measurements.csv, which {command} writes")
-    return records.read_recorded(folder)
 
 
 def _numbers_off(ours, theirs, spread):
@@ -262,33 +236,20 @@ def _environment(settings):
     return machine(settings), versions.get("torch"), versions.get("fairseq_lrpe")
 
 
-def write_page(folder: Path) -> Path:
-    """Writes the page of a folder of recorded results: docs/results.md for docs/results; returns its path."""
-    path = folder.parent / f"{folder.name}.md"
-    write_atomic(path, page(folder))
-    return path
-
-
 def page(folder: Path) -> str:
     """Returns the page of a folder of recorded results.
 
     It has the number of recorded runs of all tables, and a section for each table that has recorded runs or a
     commentary, notes/TABLE.md in the folder. Other files in notes are sections of their own with a heading.
-
-    Raises:
-        UserError: the folder has no recorded results, a file is damaged, or a commentary is of no table.
     """
     recorded = {}
-    for record in _read(folder):
+    for record in records.read_recorded(folder):
         if record.problem is None:
             recorded[record.run] = record
         else:
             print(f"results: {record.run} is omitted: {record.problem}", file=sys.stderr)
     notes = {path.stem: path.read_text().strip() for path in sorted((folder / "notes").glob("[!.]*.md"))}
-    others = {name: text for name, text in notes.items() if text.startswith("## ")}
-    for name in notes.keys() - others.keys() - set(tables()):
-        problem = "neither starts with a heading nor is a commentary on a table"
-        raise UserError(f"{folder / 'notes' / name}.md {problem}{choices(name, tables())}")
+    others = [text for name, text in notes.items() if name not in tables()]
     coverage, sections = [], []
     for name in tables():
         counts, lines = _recorded_table(name, recorded)
@@ -300,7 +261,6 @@ def page(folder: Path) -> str:
             sections += [notes[name], ""]
         coverage.append({"table": link, "title": title, **counts})
     lines = [*markdown([Section("", pd.DataFrame(coverage))])]
-    others = list(others.values())
     links = [_link(text.partition("\n")[0].removeprefix("## ")) for text in others]
     text = "\n".join([*lines, *sections, "\n\n".join(others)]).rstrip()
     return render("results.md.jinja", folder=folder.name, others=links, tables=text) + "\n"

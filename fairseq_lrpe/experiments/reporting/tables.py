@@ -179,9 +179,9 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     """Reads all runs of an experiment, whose YAML file may be missing; raises UserError without runs."""
     folders = None if is_recorded(results) else run_folders(results / experiment, Path())
     name = Path(experiment).as_posix()
-    records = [record for record in read_runs(results, folders) if record.experiment == name]
+    records = [record for record in read_runs(results, folders) if record.run.experiment == name]
     if not records:
-        names = dict.fromkeys(record.experiment for record in read_runs(results))
+        names = dict.fromkeys(record.run.experiment for record in read_runs(results))
         existing = f"it has runs of {', '.join(names)}" if names else "it has no runs at all"
         raise UserError(f"{results} has no run of the experiment {experiment!r}: {existing}")
     return records
@@ -197,7 +197,7 @@ def show_experiment(records: list[RunRecord], format: str | None = None) -> None
 
 def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
     """Yields the parts of a printed experiment: lines of text, and a section with a DataFrame of strings."""
-    yield f"all runs of {records[0].experiment}"
+    yield f"all runs of {records[0].run.experiment}"
     yield "mean ± sample standard deviation over the seeds (number of seeds, if some are not measured)"
     lines = {}
     for run in summarize_runs(records).itertuples():
