@@ -22,7 +22,7 @@ from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.estimation.cost import saved_storages
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
-from fairseq_lrpe.experiments.reporting.records import by_run, read_runs, read_weights, shown_distances
+from fairseq_lrpe.experiments.reporting.records import read_runs, read_weights, shown_distances
 from fairseq_lrpe.experiments.reporting.renderers import format_number
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
 from fairseq_lrpe.positions import POSITIONS, build_position
@@ -45,7 +45,7 @@ NORMS = {
 
 def render(results: Path) -> str:
     """Returns the HTML page for a results folder or a folder of recorded results."""
-    runs = by_run(record for record in read_runs(results) if record.problem is None)
+    runs = {record.run: record for record in read_runs(results) if record.problem is None}
     table = Table(PERPLEXITY, "mini")
     numbers, [experiment] = _numbers(table, runs), table.experiments.values()
     for name in SPEED:

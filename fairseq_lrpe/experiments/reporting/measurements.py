@@ -42,7 +42,7 @@ def load_results(results: str | Path) -> pd.DataFrame:
     """
     lines = []
     for record in read_runs(Path(results).absolute()):
-        run = dict(zip(RUN, row_key(record.run), strict=True)) | {"method": record.method}
+        run = dict(zip(RUN, row_key(record.run), strict=True))
         state = {name: getattr(record, name) for name in STATE} | {"folder": str(record.folder)}
         state["kind"] = record.settings["kind"] if record.kind else None
         for measured in list(record.measurements()) or [(None,) * len(MEASUREMENT)]:

@@ -66,10 +66,7 @@ class Line:
 
 def plot_table(table: Table, records: Mapping[Run, RunRecord], path: Path) -> None:
     """Plots the validation curves of a table's runs and prints the path of the plot."""
-    lines = table_lines(table, records)
-    planned = {cell.experiment for cell in table.cells if cell.kind and cell.kind.curve}
-    is_complete = table.scale == "full" and {line.experiment for line in lines} == planned
-    plot_curves(table.settings.title if is_complete else table_name(table), lines, path)
+    plot_curves(table_name(table), table_lines(table, records), path)
 
 
 def table_name(table: Table) -> str:
@@ -96,8 +93,8 @@ def experiment_lines(records: Collection[RunRecord]) -> list[Line]:
     lines = {}
     for record in records:
         if record.problem is None:
-            name = ", ".join(filter(None, (record.method, record.changes)))
-            line = Line(record.run.experiment, record.run.attention, name, record.method, [])
+            run, name = record.run, ", ".join(filter(None, record.order[2:]))
+            line = Line(run.experiment, run.attention, name, run.method, [])
             lines.setdefault(record.order, line).records.append(record)
     return [lines[key] for key in sorted(lines)]
 

@@ -47,7 +47,6 @@ class RunRecord:
     """
 
     run: Run  # with the canonical name of its method
-    method: str  # name of the method in the folder's path
     folder: Path
     settings: dict = field(default_factory=dict)  # content of run.json
     evaluation: dict = field(default_factory=dict)  # content of evaluation.json
@@ -68,9 +67,9 @@ class RunRecord:
 
     @property
     def order(self) -> tuple:
-        """The sort key of the run's row in tables and legends."""
-        index = METHOD_ORDER.get(self.method, len(METHOD_ORDER))
-        return self.run.attention, index, self.method, self.changes
+        """The sort key of the run's row in tables and legends: its attention, method and changes."""
+        _, attention, method, changes, _ = row_key(self.run)
+        return attention, METHOD_ORDER.get(method, len(METHOD_ORDER)), method, changes
 
     @cached_property
     def state(self) -> str:
@@ -134,12 +133,7 @@ class RunRecord:
 def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[RunRecord]:
     """Reads the runs of a results folder or a folder of recorded results.
 
-    Args:
-        results: the folder.
-        folders: the run folders to read, of which some may not exist; the default is all.
-
-    Raises:
-        UserError: the folder does not exist, or a file with recorded results is damaged.
+    ``folders`` are the run folders to read, of which some may not exist; the default is all.
     """
     if not results.is_dir():
         raise UserError(f"the results folder {results} does not exist")
@@ -148,14 +142,6 @@ def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[Ru
     if folders is None:
         folders = run_folders(results)
     return [read_run(path, results) for path in folders if any((path / name).exists() for name in RECORDS)]
-
-
-def by_run(records: Iterable[RunRecord]) -> dict[Run, RunRecord]:
-    """Returns {run: record}; of a run that exists under several names of its method, the first name's."""
-    found = {}
-    for record in records:
-        found[record.run] = min(found.get(record.run, record), record, key=lambda one: one.order)
-    return found
 
 
 def read_run(folder: Path, results: Path) -> RunRecord:
@@ -167,7 +153,7 @@ def read_run(folder: Path, results: Path) -> RunRecord:
     changes = tuple(tuple(unquote(text).split("=", 1)) for text in changes)
     seed = int(number) if number.isdecimal() else number
     run = Run(experiment.as_posix(), attention, canonical(method), seed, changes)
-    record = RunRecord(run, method, folder)
+    record = RunRecord(run, folder)
     try:
         record.settings = object_in(folder / "run.json")
         record.evaluation = object_in(folder / "evaluation.json")
@@ -335,7 +321,7 @@ def _as_record(folder, run, settings, measured):
         if signature:
             one[f"{metric}_signature"] = signature
     evaluation = {"evaluations": values, "finished": settings["finished"]}
-    record = RunRecord(run, run.method, folder / str(run), settings, evaluation)
+    record = RunRecord(run, folder / str(run), settings, evaluation)
     record.complete()
     record.reached = record.updates
     return record

@@ -53,10 +53,10 @@ def format_number(mean: float, std: float | None, digits: int) -> str:
     return f"{mean:,.{digits}f} ± {std:,.{digits}f}" if has_std else f"{mean:,.{digits}f}"
 
 
-def format_difference(mean: float, low: float, high: float, seeds: int, digits: int) -> str:
-    """Returns a difference as text: "-1.75 [-11.28, +7.78] (2)", with its confidence interval and seeds."""
-    interval = f"[{low:+.{digits}f}, {high:+.{digits}f}] ({seeds})"
-    return f"{mean:+.{digits}f} {interval if seeds > 1 else '(1 seed: no interval)'}"
+def format_difference(of: object, digits: int) -> str:
+    """Returns the result of ``aggregate.difference`` as text: "-1.75 [-11.28, +7.78] (2)"."""
+    interval = f"[{of.low:+.{digits}f}, {of.high:+.{digits}f}] ({of.common_seeds})"
+    return f"{of.difference:+.{digits}f} {interval if of.common_seeds > 1 else '(1 seed: no interval)'}"
 
 
 def _escaped(cells, replacements, bold):

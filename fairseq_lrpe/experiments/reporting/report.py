@@ -22,7 +22,7 @@ from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
-from fairseq_lrpe.experiments.reporting.records import RunRecord, by_run, flat_texts, machine, read_runs
+from fairseq_lrpe.experiments.reporting.records import RunRecord, flat_texts, machine, read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section
 from fairseq_lrpe.experiments.reporting.tables import experiment_sections, measured_name, table_sections
 from fairseq_lrpe.utils.errors import UserError
@@ -72,7 +72,7 @@ def scan(results: Path) -> Report:
     records = read_runs(results)
     if not records:
         raise UserError(f"{results} has no runs: give the folder that was passed as --results")
-    runs = by_run(records)
+    runs = {record.run: record for record in records}
     found = [table for name in tables() for table in _tables(name, runs)]
     started = [table for table in found if runs.keys() & set(table.runs())]
     return Report(results, records, runs, [(table, summarize(table, runs)) for table in started])

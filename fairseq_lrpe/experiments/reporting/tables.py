@@ -1,44 +1,54 @@
-"""Prints tables with published and measured numbers, and lists of all runs of an experiment."""
+"""Prints tables with published and measured numbers, all runs of an experiment, and comparisons of two."""
 
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.run import Run, run_folders
+from fairseq_lrpe.experiments.definition.run import Run, experiment_of, run_folders
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
-from fairseq_lrpe.experiments.reporting.records import RunRecord, by_run, is_recorded, read_runs
-from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number, heading
+from fairseq_lrpe.experiments.reporting.records import (
+    RunRecord,
+    flat_texts,
+    is_recorded,
+    read_run,
+    read_runs,
+)
+from fairseq_lrpe.experiments.reporting.renderers import (
+    Bold,
+    Section,
+    format_difference,
+    format_number,
+    heading,
+)
 from fairseq_lrpe.utils.errors import UserError
+
+IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
+"""Settings in run.json that do not distinguish runs in a comparison."""
 
 
 def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
-    """Returns {run: record} of a table's runs; damaged runs are reported on stderr.
-
-    Raises:
-        UserError: there is no run that can be read.
-    """
+    """Returns {run: record} of a table's runs; damaged runs are reported on stderr."""
     runs = dict.fromkeys(run for cell in table.cells for run in cell.runs)
-    records = by_run(read_runs(results, {run.folder(results): None for run in runs}))
-    for record in records.values():
-        if record.problem is not None:
-            message = f"{record.folder} cannot be read ({record.problem}) and counts as missing"
-            print(f"results: {message}", file=sys.stderr)
-    if all(record.problem is not None for record in records.values()):
+    found = read_runs(results, {run.folder(results): None for run in runs})
+    records = {record.run: record for record in found}
+    damaged = [record for record in found if record.problem is not None]
+    for record in damaged:
+        message = f"{record.folder} cannot be read ({record.problem}) and counts as missing"
+        print(f"results: {message}", file=sys.stderr)
+    if len(damaged) == len(found):
         example = results / str(table.runs()[0])
         raise UserError(f"{results} has no run of the table {table.name!r} at this scale, such as {example}")
     return records
 
 
 def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
-    """Prints a table as "markdown", "latex", "csv" or, by default, like ``renderers.show``.
-
-    Returns the result of ``summarize``.
-    """
+    """Prints a table as "markdown", "latex", "csv" or, by default, like ``renderers.show``."""
     summary = summarize(table, records)
     if format == "csv":
         renderers.show_csv(summary[aggregate.CSV], "seeds")
@@ -75,7 +85,7 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
     if len(paired):
         title = f"Measured difference to {base} of the same attention, paired by seed: mean "
         title += "[95% confidence interval, Student t] (common seeds)"
-        yield Section(title, _grid(paired, _difference))
+        yield Section(title, _grid(paired, lambda cell: {"": format_difference(cell, cell.decimals)}))
     elif base:
         yield f"Differences to {base} need a seed that {base} and another method have finished."
 
@@ -170,11 +180,6 @@ def _ranks(summary, ours):
     return pd.concat(groups, ignore_index=True)
 
 
-def _difference(cell):
-    numbers = cell.difference, cell.low, cell.high, cell.common_seeds
-    return {"": renderers.format_difference(*numbers, cell.decimals)}
-
-
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     """Reads all runs of an experiment, whose YAML file may be missing; raises UserError without runs."""
     folders = None if is_recorded(results) else run_folders(results / experiment, Path())
@@ -209,3 +214,46 @@ def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
             number = format_number(run.mean, run.std, int(run.decimals))
             line[heading(f"{run.evaluation} {run.metric}")] = number + count
     yield Section("", pd.DataFrame(list(lines.values())).fillna("-"))
+
+
+def read_seeds(folder: Path) -> list[RunRecord]:
+    """Returns the records of all seeds of the run in a folder, or of the seeds in a folder."""
+    parent = folder.parent if folder.name.startswith("seed-") else folder
+    results = next((path for path in parent.parents if experiment_of(parent / "seed-1", path)), None)
+    folders = sorted(path for path in parent.glob("seed-*") if path.is_dir())
+    if results is None or not folders:
+        raise UserError(f"{folder} is not the folder of a run, such as results/lm/mini/linear_rope/seed-1")
+    records = [read_run(path, results) for path in folders]
+    if damaged := next((record for record in records if record.problem), None):
+        raise UserError(f"{damaged.folder} cannot be read: {damaged.problem}")
+    return records
+
+
+def different_settings(a: RunRecord, b: RunRecord) -> pd.DataFrame:
+    """Returns the settings in which two runs differ, with the columns setting, a and b."""
+    settings = [flat_texts(run.settings) for run in (a, b)]
+    frame = pd.DataFrame(settings, index=["a", "b"], dtype=object).T.fillna("-")
+    frame = frame[(frame["a"] != frame["b"]) & ~frame.index.isin(IGNORED)]
+    return frame.reset_index(names="setting")
+
+
+def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
+    """Yields the parts of a printed comparison of the runs in two folders."""
+    runs = [read_seeds(folder) for folder in (a, b)]
+    first = [records[0] for records in runs]
+    for name, records, record in zip("ab", runs, first, strict=True):
+        yield f"{name}: {record.folder.parent} (seeds {', '.join(str(of.run.seed) for of in records)})"
+    settings = different_settings(*first)
+    yield Section("settings that differ", settings) if len(settings) else "no settings differ"
+    ours, theirs = map(aggregate.values_by_metric, runs)
+    lines = []
+    for evaluation, metric in dict.fromkeys([*ours, *theirs]):
+        pair = [values.get((evaluation, metric), {}) for values in (ours, theirs)]
+        digits = first[0].kind.decimals.get(metric, 2)
+        means = [format_number(*aggregate.mean_and_std([*of.values()]), digits) if of else "-" for of in pair]
+        found = SimpleNamespace(**aggregate.difference(pair[1], pair[0]))
+        change = format_difference(found, digits) if found.common_seeds else "no common seed"
+        lines.append((evaluation, metric, *means, change))
+    title = "mean ± sample standard deviation; b - a: mean [95% confidence interval] (common seeds)"
+    frame = pd.DataFrame(lines, columns=["evaluation", "metric", "a", "b", "b - a"])
+    yield Section(title, frame) if lines else "neither run has measurements"
