@@ -195,12 +195,12 @@ def _effect(module, attention):
         found.append("Replaces the formula of the scores.")
     if decay is not None:
         each = "each feature" if decay.dim() > 1 else "each head"
-        text = f"Multiplies the weights by a decay with the distance in {each}."
-        if attention == "softmax" and decay.dim() == 1:
-            text = f"Adds the logarithm of a decay with the distance to the scores of {each}."
-        if attention == "softmax" and (decay.dim() > 1 or _overrides(encoding, "scores")):
-            text = f"Multiplies the products of q and k by a decay with the distance in {each}."
-        found.append(text)
+        if attention == "linear":
+            found.append(f"Multiplies the weights by a decay with the distance in {each}.")
+        elif decay.dim() > 1 or _overrides(encoding, "scores"):
+            found.append(f"Multiplies the products of q and k by a decay with the distance in {each}.")
+        else:
+            found.append(f"Adds the logarithm of a decay with the distance to the scores of {each}.")
     if _overrides(encoding, "encode_values"):
         also = ", and the output back" if _overrides(encoding, "decode_output") else ""
         found.append(f"Transforms the values{also}.")
@@ -210,8 +210,8 @@ def _effect(module, attention):
     return " ".join([*found, *([NORMS[module.linear_norm]] if attention == "linear" else [])])
 
 
-def _overrides(encoding, *names):
-    return any(getattr(type(encoding), name) is not getattr(Encoding, name) for name in names)
+def _overrides(encoding, name):
+    return getattr(type(encoding), name) is not getattr(Encoding, name)
 
 
 def _as_html(docstring):

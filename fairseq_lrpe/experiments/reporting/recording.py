@@ -44,20 +44,22 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
     runs, refused = finished_runs(results)
     lines = records.read_settings(folder) | {run: _settings_line(record) for run, record in runs.items()}
     _check_data(lines)
-    experiments = {}
-    for run, record in runs.items():
-        experiments.setdefault(run.experiment, {})[run] = record
     with output_folder(folder / "curves"), output_folder(folder / "settings"):
-        for experiment, own in experiments.items():
+        for experiment in {run.experiment for run in runs}:
             name = experiment.replace("/", "-")
-            points = [row_key(run) + point for run, record in own.items() for point in _points(record)]
+            own = [run for run in runs if run.experiment == experiment]
+            points = [row_key(run) + point for run in own for point in _points(runs[run])]
             _merge(folder / "curves" / f"{name}.csv", POINTS, points, own)
             of = sorted((run for run in lines if run.experiment == experiment), key=row_key)
             text = "".join(json.dumps(lines[run]) + "\n" for run in of)
             write_atomic(folder / "settings" / f"{name}.jsonl", text)
-        numbers = [row_key(run) + number for run, record in runs.items() for number in record.measurements()]
-        _merge(folder / "measurements.csv", MEASUREMENTS, numbers, runs)
+        _merge(folder / "measurements.csv", MEASUREMENTS, _numbers(runs), runs)
     return len(runs), refused
+
+
+def _numbers(runs):
+    """Returns the lines of measurements.csv of {run: record}."""
+    return [(*row_key(run), *number) for run, record in runs.items() for number in record.measurements()]
 
 
 def finished_runs(
@@ -186,13 +188,8 @@ def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> 
     recorded = {x.run: x for x in records.read_recorded(folder) if x.problem is None}
     found, refused = finished_runs(results, runs)
     groups, off = {"off": [], "without a record": [], "on other data": [], "not compared": refused}, []
-    key = [*RUN[:4], "evaluation", "metric"]
-    numbers = [
-        (*row_key(run)[:4], *number[:3])
-        for run, record in recorded.items()
-        for number in record.measurements()
-    ]
-    spread = pd.DataFrame(numbers, columns=[*key, "value"]).groupby(key)["value"].std().fillna(0.0)
+    numbers = pd.DataFrame(_numbers(recorded), columns=MEASUREMENTS)
+    spread = numbers.groupby([*RUN[:4], "evaluation", "metric"])["value"].std().fillna(0.0)
     for run, ours in found.items():
         if run not in recorded:
             groups["without a record"].append(str(run))
