@@ -16,15 +16,7 @@ from fairseq_lrpe.experiments.definition.table import SCALES, Table, TableSpec, 
 from fairseq_lrpe.experiments.reporting import records
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.blocks import render
-from fairseq_lrpe.experiments.reporting.records import (
-    MEASUREMENTS,
-    POINTS,
-    RUN,
-    WEIGHTS,
-    compared,
-    machine,
-    row_key,
-)
+from fairseq_lrpe.experiments.reporting.records import MEASUREMENTS, POINTS, RUN, WEIGHTS, machine, row_key
 from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
 from fairseq_lrpe.experiments.reporting.tables import table_sections
 from fairseq_lrpe.utils.errors import UserError
@@ -103,7 +95,7 @@ def _settings_line(record):
         "changes": dict(run.changes),
         "kind": settings["kind"],
         "updates": record.updates,
-        "config": compared(settings["config"], {})[""],
+        "config": records.compared(settings["config"], {})[""],
         "evaluations": {x: of["settings"] for x, of in record.values.items() if "settings" in of},
         "data": data_digest(settings),
         "machine": machine(settings),

@@ -8,24 +8,12 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.run import Run, experiment_of, run_folders
+from fairseq_lrpe.experiments.definition.run import Run, experiment_of
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
-from fairseq_lrpe.experiments.reporting.records import (
-    RunRecord,
-    flat_texts,
-    is_recorded,
-    read_run,
-    read_runs,
-)
-from fairseq_lrpe.experiments.reporting.renderers import (
-    Bold,
-    Section,
-    format_difference,
-    format_number,
-    heading,
-)
+from fairseq_lrpe.experiments.reporting.records import RunRecord, flat_texts, read_run, read_runs
+from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number, heading
 from fairseq_lrpe.utils.errors import UserError
 
 IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
@@ -85,7 +73,7 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
     if len(paired):
         title = f"Measured difference to {base} of the same attention, paired by seed: mean "
         title += "[95% confidence interval, Student t] (common seeds)"
-        yield Section(title, _grid(paired, lambda cell: {"": format_difference(cell, cell.decimals)}))
+        yield Section(title, _grid(paired, _difference))
     elif base:
         yield f"Differences to {base} need a seed that {base} and another method have finished."
 
@@ -180,13 +168,16 @@ def _ranks(summary, ours):
     return pd.concat(groups, ignore_index=True)
 
 
+def _difference(cell):
+    return {"": renderers.format_difference(cell, cell.decimals)}
+
+
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     """Reads all runs of an experiment, whose YAML file may be missing; raises UserError without runs."""
-    folders = None if is_recorded(results) else run_folders(results / experiment, Path())
-    name = Path(experiment).as_posix()
-    records = [record for record in read_runs(results, folders) if record.run.experiment == name]
+    found = read_runs(results)
+    records = [record for record in found if record.run.experiment == experiment]
     if not records:
-        names = dict.fromkeys(record.run.experiment for record in read_runs(results))
+        names = dict.fromkeys(record.run.experiment for record in found)
         existing = f"it has runs of {', '.join(names)}" if names else "it has no runs at all"
         raise UserError(f"{results} has no run of the experiment {experiment!r}: {existing}")
     return records
@@ -252,7 +243,7 @@ def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
         digits = first[0].kind.decimals.get(metric, 2)
         means = [format_number(*aggregate.mean_and_std([*of.values()]), digits) if of else "-" for of in pair]
         found = SimpleNamespace(**aggregate.difference(pair[1], pair[0]))
-        change = format_difference(found, digits) if found.common_seeds else "no common seed"
+        change = renderers.format_difference(found, digits) if found.common_seeds else "no common seed"
         lines.append((evaluation, metric, *means, change))
     title = "mean ± sample standard deviation; b - a: mean [95% confidence interval] (common seeds)"
     frame = pd.DataFrame(lines, columns=["evaluation", "metric", "a", "b", "b - a"])
