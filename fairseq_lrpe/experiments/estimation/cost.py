@@ -98,7 +98,7 @@ class Estimate(NamedTuple):
 
 
 def estimate_training(job: Job) -> Estimate:
-    """Returns the estimate of a run; UserError if its flags are invalid or its data is not known."""
+    """Returns the estimate; UserError if flags are invalid or the data is not known."""
     if not job.kind.trains:
         raise UserError("no estimate, because its runs train no model")
     batch, dtype, trained = job.cfg.batch, DTYPES[job.precision], job
@@ -131,7 +131,7 @@ def estimate_training(job: Job) -> Estimate:
 
 
 def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
-    """Returns what is known of a run's data; UserError with the command that prepares it otherwise."""
+    """Returns what is known of the data; UserError with the command that prepares it."""
     if not cfg.data:
         return Corpus()
     folder = kind.folders(cfg)[0]
@@ -175,7 +175,7 @@ class BuiltModel:
         return math.ceil(length / self.task.tokens_per_sample) if length else 0
 
     def longest(self) -> tuple[int, int]:
-        """Returns the greatest lengths of source and target; 0 for what the model does not have."""
+        """Returns the greatest lengths of source and target, or 0 without one."""
         if hasattr(self.model, "side"):  # of a grid of patches
             return self.model.side**2, 0
         if hasattr(self.model, "encoder") and hasattr(self.model, "decoder"):
@@ -229,7 +229,7 @@ def make_task(name: str, cfg: Namespace, corpus: Corpus):
 
 @cache
 def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch.dtype) -> tuple[int, int]:
-    """Returns the FLOPs of a forward and a backward pass of a batch, and the bytes of its activations."""
+    """Returns the FLOPs of a forward and backward pass, and the bytes of activations."""
     model = built.model.to(dtype).train()
     counter = FlopCounterMode(display=False, custom_mapping={aten.baddbmm_: _baddbmm_flops})
     with patch_backends(), MetaNumbers():
@@ -248,7 +248,7 @@ def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch
 
 @contextmanager
 def saved_storages(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Yields {storage: bytes} of the tensors, except parameters, that autograd saves in this context."""
+    """Yields {storage: bytes} of what autograd saves in this context, except parameters."""
     parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved = {}
 
@@ -337,7 +337,7 @@ def _adaptive_input(module, tokens):
 
 @contextmanager
 def patch_backends():
-    """Makes torch use the operators of GPUs: dropout masks of one byte, attention without a score matrix."""
+    """Makes torch use operators of GPUs: dropout masks of one byte, efficient attention."""
     with (
         patch.multiple(F, dropout=_dropout, scaled_dot_product_attention=_attention),
         patch.object(AdaptiveSoftmax, "adapt_target", _adapt_target),

@@ -1,4 +1,4 @@
-"""Aggregates measurements into the cells of a table: means, ranks and differences to the baseline."""
+"""Means, ranks and differences of measurements, by cell of a table or by run."""
 
 import math
 import statistics
@@ -28,7 +28,7 @@ class Measured:
     values: dict[int, float]
     planned: int
     records: list[RunRecord] = field(default_factory=list)  # started runs
-    lengths: list[tuple] = field(default_factory=list)  # lengths of the measured trainings, of each part
+    lengths: list[tuple] = field(default_factory=list)  # of the measured trainings, of each part
     is_apart: bool = False  # whether the length differs from the column's most frequent one
 
 
@@ -54,7 +54,6 @@ def measuring_runs(cell: Cell, records: Mapping[Run, RunRecord]) -> list[Run]:
 
 
 def _measure(cell, records):
-    """Returns what was measured for a cell with runs."""
     runs = {run.seed: run for run in measuring_runs(cell, records)}
     started = {seed: records[run] for seed, run in runs.items() if run in records}
     values = {seed: record.value(cell.evaluation, cell.metric) for seed, record in started.items()}
@@ -64,7 +63,7 @@ def _measure(cell, records):
 
 
 def _combine(cell, parts):
-    """Returns what was measured for a cell that combines others: the values of the seeds of all parts."""
+    """Combines the measurements of parts, for the seeds that all of them have."""
     seeds = sorted(set.intersection(*(set(part.values) for part in parts)))
     values = {seed: [part.values[seed] for part in parts] for seed in seeds}
     if cell.is_best:
@@ -113,7 +112,6 @@ def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
 
 
 def _lengths(records):
-    """Returns the different lengths of trainings, the shortest first."""
     lengths = {(record.length, record.unit) for record in records if record.unit}
     return tuple(sorted(lengths, key=lambda length: length[::-1]))
 
@@ -130,7 +128,6 @@ def describe_lengths(lengths: Iterable[tuple[float, str]]) -> str:
 
 
 def _summarize_cell(cell, measured):
-    """Returns the columns of ``summarize`` that do not depend on other cells."""
     sign = -1 if cell.better == "higher" else 1
     # A diverged run, whose value is NaN, is the worst one.
     values = sorted(measured.values.values(), key=lambda value: (math.isnan(value), sign * value))
@@ -172,7 +169,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _state(records):
-    """Returns the state of the unfinished run that got furthest, "damaged", or "-" if no run was started."""
+    """Returns the state of the unfinished run that got furthest, or "-" without runs."""
     readable = [record for record in records if record.state != "damaged"]
     if not readable:
         return "damaged" if records else "-"
@@ -181,7 +178,6 @@ def _state(records):
 
 
 def _add_ranks(summary):
-    """Adds the columns is_best, paper_is_best, paper_rank and rank."""
     summary["is_comparable"] = summary["is_ranked"] & summary["paper"].notna()
     sign = summary["better"].map({"lower": 1, "higher": -1})
     groups = [summary["attention"], summary["column"]]

@@ -88,7 +88,7 @@ def render(results: Path) -> str:
 
 
 def _numbers(table, runs):
-    """Returns {(attention, name): {column: (text, mean)}} of the measured cells of methods and positions."""
+    """Returns {(attention, name): {column: (text, mean)}} of the measured cells."""
     found = {}
     for cell, line in zip(table.cells, summarize(table, runs).itertuples(), strict=True):
         changes = dict(cell.runs[0].changes)
@@ -102,7 +102,7 @@ def _numbers(table, runs):
 
 
 def _position_entry(name, table, flags):
-    """Returns the card of a position embedding, with the parameters of the models in its row of a table."""
+    """Returns the card of a position embedding; its row of a table has the length."""
     changes = next((x.changes for x in table.rows if x.changes.get("train.token_positions") == name), {})
     length = changes.get("train.max_target_positions", flags.max_target_positions) or flags.tokens_per_sample
     parameters, doc = flags.decoder_embed_dim * length, LEARNED
@@ -129,7 +129,7 @@ def _position_entry(name, table, flags):
 
 
 def _modules(name, cfg):
-    """Returns {attention: a module for each layer} of a method, like those of an experiment's models."""
+    """Returns {attention: a module for each layer} of a method."""
     own = {key: x for key, x in cfg.by_method.get(name, {}).items() if hasattr(PositionConfig, key)}
     width, heads, layers = (cfg.train[f"decoder_{key}"] for key in ("embed_dim", "attention_heads", "layers"))
     shared = {"embed_dim": width, "num_heads": heads, "causal": True, "layers": layers}
@@ -149,7 +149,6 @@ def _modules(name, cfg):
 
 
 def _method_entry(name, modules):
-    """Returns the card of a method with the attention modules of all layers."""
     encodings = [module.encoding for module in modules["softmax"]]
     counted = encodings[:1] if encodings[0].shared_across_layers else encodings
     cls, flags = type(encodings[0]), METHODS[name].flags
@@ -185,7 +184,6 @@ def _kind(encoding, flags):
 
 
 def _effect(module, attention):
-    """Describes what the encoding of a module changes in linear or softmax attention."""
     encoding, decay, found = module.encoding, module.encoding.log_decay(), []
     if _overrides(encoding, "forward"):
         found.append(f"Transforms queries and keys{' after the feature map' * (attention == 'linear')}.")
@@ -239,7 +237,7 @@ def _initial_weights(modules, length):
 
 
 def _kept_memory(module):
-    """Returns the bytes that a training step keeps for the backward pass of an attention module."""
+    """Returns the bytes that training keeps for the backward pass of a module."""
     inputs = torch.randn(1, MEMORY_LENGTH, module.embed_dim, requires_grad=True)
     with saved_storages(module.train()) as saved:
         _output = module(inputs)  # keeps the storages alive

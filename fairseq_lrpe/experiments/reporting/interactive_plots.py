@@ -1,4 +1,4 @@
-"""The plots of ``plots.py`` for an HTML page, drawn by plotly (which the extra ``report`` installs)."""
+"""The plots of ``plots.py`` for an HTML page, drawn by plotly."""
 
 import math
 from dataclasses import replace
@@ -53,7 +53,7 @@ AXIS = {
 }
 LOG_AXIS = {"type": "log", "tickformat": ",~r", "nticks": 12}
 TOUCH_SCRIPT = "if (matchMedia('(pointer: coarse)').matches) Plotly.relayout('{plot_id}', {dragmode: false});"
-"""JavaScript that disables zooming by dragging on touch screens, where dragging scrolls the page."""
+"""JavaScript that disables zooming by dragging on touch screens."""
 CONFIG = {
     "responsive": True,
     "displaylogo": False,
@@ -63,7 +63,7 @@ CONFIG = {
 
 
 def curve_figure(lines: list[Line]) -> go.Figure | None:
-    """Returns a plot of the curves of ``plots.experiment_lines``, one line per run; None without curves."""
+    """Returns a plot of the curves, one line per run; None without curves."""
     lines = [line for line in lines if any(record.curve for record in line.records)]
     styles, drawn = line_styles(lines), []
     for line in lines:
@@ -100,9 +100,9 @@ def curve_figure(lines: list[Line]) -> go.Figure | None:
 
 
 def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
-    """Returns a plot of columns that were measured on the same runs, such as perplexities by block length.
+    """Returns a plot of columns that were measured on the same runs, such as block lengths.
 
-    Returns None if there are fewer than three such columns, for which a plot is not useful.
+    Returns None if there are fewer than three such columns.
     """
     first = {}
     for cell in table.cells:
@@ -138,7 +138,7 @@ def legend_text(value: str, name: str) -> str:
 
 
 def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
-    """Returns plotly's settings of a line, which is dashed and has open markers for softmax attention."""
+    """Returns plotly's settings of a line; softmax attention is dashed and has open markers."""
     style = LINE_STYLES[attention]
     symbol = SYMBOLS[marker] + ("" if style == "-" else "-open")
     dash = "solid" if style == "-" else ",".join(f"{WIDTH * x}px" for x in style[1])
@@ -149,7 +149,7 @@ def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
 
 
 def figure_html(figure: go.Figure | None, name: str) -> Markup | None:
-    """Returns HTML that draws a figure in a page with plotly's script; ``name`` is the id of its element."""
+    """Returns HTML that draws a figure in the element with the id ``name``."""
     if figure is None:
         return None
     options = {"include_plotlyjs": False, "full_html": False, "post_script": TOUCH_SCRIPT}

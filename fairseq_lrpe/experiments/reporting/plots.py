@@ -1,4 +1,4 @@
-"""Plots of validation curves, and of a table's measured numbers over its columns, with matplotlib."""
+"""Plots of validation curves, and of measured numbers over a table's columns."""
 
 import math
 import statistics
@@ -26,7 +26,7 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
 
 MIN_VALUE = 5e-4
-"""Lower limit of drawn values; losses that fairseq logs as 0.000 would be missing on a logarithmic axis."""
+"""Lower limit of drawn values, since a logarithmic axis has no 0.000."""
 
 
 @dataclass
@@ -75,7 +75,6 @@ def table_name(table: Table) -> str:
 
 
 def table_lines(table: Table, records: Mapping[Run, RunRecord]) -> list[Line]:
-    """Returns the lines of a table's rows."""
     first_runs, lines = {}, {}
     for cell in table.cells:
         found = [records[run] for run in measuring_runs(cell, records) if run in records]
@@ -134,7 +133,7 @@ def wrap(row: str, notes: Collection[str] = ()) -> str:
 
 
 def _draw_curves(ax, drawn):
-    """Draws the lines of a panel; the legend starts with the line that ends with the best value."""
+    """Draws the lines of a panel, best last value first."""
     curve, styles = drawn[0].curve, line_styles(drawn)
     end, lower = max(line.points.index[-1] for line in drawn), curve.better == "lower"
     updates, (bottom, top) = visible_range([line.points for line in drawn], curve)
@@ -169,7 +168,6 @@ def _draw_curves(ax, drawn):
 
 
 def _finish(ax, title):
-    """Adds the title, the grid and the legend of a panel."""
     ax.set_title(title)
     ax.grid(alpha=0.25)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
@@ -228,12 +226,11 @@ def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def needs_log_scale(values: pd.Series) -> bool:
-    """Returns whether positive values differ by more than a factor of 4, which needs a logarithmic scale."""
     return values.max() > 4 * values.min() > 0
 
 
 def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> Figure:
-    """Plots a table's measured numbers over its columns; raises UserError if there are no numbers."""
+    """Plots a table's measured numbers over its columns."""
     cells, columns = column_lines(summary)
     if cells.empty:
         raise UserError("nothing has been measured yet: there is nothing to plot")

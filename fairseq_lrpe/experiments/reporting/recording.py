@@ -1,4 +1,4 @@
-"""Records finished runs in a folder such as docs/results, checks runs against it, and writes its page."""
+"""Recorded results: writing, checking runs against them, and the page docs/results.md."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from fairseq_lrpe.utils.files import output_folder, write_atomic
 
 MAX_POINTS = 20  # number of points of a recorded curve
 DEVIATIONS, RELATIVE = 4, 0.05
-"""Tolerance of a check, in standard deviations over the seeds and relative to the recorded value."""
+"""Tolerance of a check: standard deviations over the seeds, and a share of the value."""
 
 
 def record(results: Path, folder: Path) -> tuple[int, list[str]]:
@@ -50,7 +50,6 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
 
 
 def _numbers(runs):
-    """Returns the lines of measurements.csv of {run: record}."""
     return [(*row_key(run), *number) for run, record in runs.items() for number in record.measurements()]
 
 
@@ -77,7 +76,7 @@ def finished_runs(
 
 
 def _problem(record, configured):
-    """Returns why a run cannot be recorded, or None; omits its evaluations that are not defined."""
+    """Returns why a run cannot be recorded; omits its evaluations that are not defined."""
     if record.problem is not None:
         return record.describe_state()
     defined = {"training", *(configured or ())}
@@ -87,7 +86,6 @@ def _problem(record, configured):
 
 
 def _settings_line(record):
-    """Returns the line of a run in settings/EXPERIMENT.jsonl."""
     settings, run = record.settings, record.run
     git = settings.get("git", {})
     return {
@@ -114,7 +112,7 @@ def data_digest(settings: dict) -> str:
 
 
 def _check_data(lines):
-    """Raises UserError if runs with the same experiment and changes were trained on different data."""
+    """Raises UserError if runs that a table compares were trained on different data."""
     first = {}
     for run, line in lines.items():
         other = first.setdefault((run.experiment, run.changes), run)
@@ -126,14 +124,14 @@ def _check_data(lines):
 
 
 def _points(record):
-    """Returns the points of a run's curve, at most ``MAX_POINTS``, including the first and the last."""
+    """Returns at most ``MAX_POINTS`` points of a curve, with the first and the last."""
     points = sorted(record.curve.items())
     last, count = len(points) - 1, min(len(points), MAX_POINTS)
     return [points[i] for i in sorted({round(last * i / max(count - 1, 1)) for i in range(count)})]
 
 
 def _merge(path, columns, rows, runs):
-    """Replaces the rows of runs in a CSV file, which is written with as many digits as are necessary."""
+    """Replaces the rows of runs in a CSV file; numbers have all digits."""
     frames = [pd.DataFrame(rows, columns=columns).fillna({"signature": ""})] if rows else []
     if path.exists():
         before = records.read_csv(path, columns)
@@ -256,7 +254,7 @@ def page(folder: Path) -> str:
 
 
 def _recorded_table(name, recorded):
-    """Returns {scale: number of recorded and planned runs} of a table, and its lines of Markdown."""
+    """Returns {scale: numbers of recorded and planned runs}, and lines of Markdown."""
     counts, lines = dict.fromkeys(reversed(SCALES), "-"), []
     for scale in TableSpec(name).scales[::-1]:
         table = Table(name, scale)
@@ -269,6 +267,6 @@ def _recorded_table(name, recorded):
 
 
 def _link(title: str) -> str:
-    """Returns a link to a section of the same page, with the anchor that GitHub gives its heading."""
+    """Returns a link to a section of the page, with the anchor of GitHub."""
     anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
     return f"[{title}](#{anchor})"

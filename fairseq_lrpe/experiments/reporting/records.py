@@ -67,7 +67,7 @@ class RunRecord:
 
     @property
     def order(self) -> tuple:
-        """The sort key of the run's row in tables and legends: its attention, method and changes."""
+        """The sort key of the run's row in tables and legends."""
         _, attention, method, changes, _ = row_key(self.run)
         return attention, METHOD_ORDER.get(method, len(METHOD_ORDER)), method, changes
 
@@ -93,7 +93,7 @@ class RunRecord:
         return "finished" if self.state == "finished" else "not measured"
 
     def complete(self) -> None:
-        """Sets the fields that follow from the settings and evaluations; raises various errors if damaged."""
+        """Sets the fields that follow from the files; raises various errors if they are damaged."""
         if self.settings.get("kind") not in KINDS:
             raise UserError(f"run.json has the unknown kind {self.settings.get('kind')!r}")
         self.kind, self.updates = KINDS[self.settings["kind"]], int(self.settings["updates"])
@@ -104,7 +104,7 @@ class RunRecord:
         list(self.measurements())  # raises an error if a value is not a number
 
     def measurements(self) -> Iterator[tuple[str, str, float, str | None]]:
-        """Yields (evaluation, metric, value, signature or None) of the kind's metrics and of speeds."""
+        """Yields (evaluation, metric, value, signature or None)."""
         for evaluation, measured in self.values.items():
             speeds = [name for name in measured if name.endswith("_per_second")]
             for metric in (*(name for name in self.kind.metrics if name in measured), *speeds):
@@ -269,7 +269,6 @@ def different_settings(before: dict[str, dict], now: dict[str, dict] | None) -> 
 
 
 def is_recorded(results: Path) -> bool:
-    """Returns whether a folder contains recorded results instead of run folders."""
     return (results / "measurements.csv").is_file()
 
 
@@ -313,7 +312,6 @@ def read_recorded(folder: Path) -> list[RunRecord]:
 
 
 def _as_record(folder, run, settings, measured):
-    """Returns the record of a run, given its settings and its (evaluation, metric, value, signature)."""
     values = {name: {"settings": about} for name, about in settings["evaluations"].items()}
     for evaluation, metric, value, signature in measured:
         one = values.setdefault(evaluation, {})
@@ -343,12 +341,12 @@ def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int,
 
 
 def shown_distances(length: int) -> list[int]:
-    """Returns the distances of recorded weights: all below 32, and every third one from there on."""
+    """Returns the distances of recorded weights."""
     return [n for n in range(length) if n < 32 or (n - 32) % 3 == 0]
 
 
 def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
-    """Reads a CSV file with these columns; raises UserError if it is damaged or has two values of a key."""
+    """Reads a CSV file; raises UserError if it is damaged or has two values of a key."""
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, usecols=columns)
         frame = frame.astype({name: kind for name, kind in TYPES.items() if name in columns})

@@ -23,13 +23,13 @@ LATEX = str.maketrans(LATEX)
 
 
 class Section(NamedTuple):
-    """A table of strings with a title, which may be empty; the names of the columns are the headings."""
+    """A table of strings; its title may be empty, and the columns' names are the headings."""
 
     title: str
     frame: pd.DataFrame
 
     def lines(self) -> list[tuple[tuple[str, ...], bool]]:
-        """Returns (row, is_new_group) of each row; a new group starts where the first cell changes."""
+        """Returns (row, is_new_group); a group has the same first cell."""
         rows = list(self.frame.itertuples(index=False, name=None))
         return [(row, i > 0 and row[0] != rows[i - 1][0]) for i, row in enumerate(rows)]
 
@@ -41,7 +41,6 @@ class Bold(str):
 
 
 def heading(name: str) -> str:
-    """Returns the name of a column or metric as text."""
     return name.replace("_", " ")
 
 
@@ -60,7 +59,7 @@ def format_difference(of: object, digits: int) -> str:
 
 
 def _escaped(cells, replacements, bold):
-    """Returns cells with replaced characters; those in bold are inserted into the text ``bold``."""
+    """Returns escaped cells; those in bold are inserted into the text ``bold``."""
     texts = (cell.translate(replacements) for cell in cells)
     return [bold % text if isinstance(cell, Bold) else text for cell, text in zip(cells, texts, strict=True)]
 
@@ -105,7 +104,7 @@ def latex(sections: Iterable[str | Section]) -> Iterator[str]:
 
 
 def show(sections: Iterable[str | Section], format: str | None) -> None:
-    """Prints sections as "markdown" or "latex"; the default is text on a terminal, and Markdown otherwise."""
+    """Prints sections; the default format is text on a terminal, and Markdown otherwise."""
     text = "\n".join(latex(sections) if format == "latex" else markdown(sections))
     if format is None and sys.stdout.isatty():
         Console().print(Markdown(text))

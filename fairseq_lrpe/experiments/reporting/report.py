@@ -52,7 +52,7 @@ MAX_LOG_LINE = 500  # number of characters of a log line that are shown
 
 @dataclass
 class Report:
-    """The runs of a results folder, and the tables that have at least one run, with their summaries."""
+    """The runs of a results folder, and the tables that they measure, with summaries."""
 
     results: Path
     records: list[RunRecord]
@@ -68,7 +68,7 @@ class Report:
 
 
 def scan(results: Path) -> Report:
-    """Reads all runs below a results folder and finds their tables; raises UserError if there is no run."""
+    """Reads all runs below a results folder and finds their tables."""
     records = read_runs(results)
     if not records:
         raise UserError(f"{results} has no runs: give the folder that was passed as --results")
@@ -79,7 +79,7 @@ def scan(results: Path) -> Report:
 
 
 def _tables(name, runs):
-    """Yields a table at each scale, without overrides and with those of existing runs of several methods."""
+    """Yields a table at each scale, also with the overrides of runs of several methods."""
     text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text(errors="replace")
     if not any(run.experiment in text for run in runs):  # loading all tables takes long
         return
@@ -93,7 +93,7 @@ def _tables(name, runs):
 
 
 def _existing_overrides(table, runs):
-    """Returns {overrides of existing runs of a table: set of (attention, method) of these runs}."""
+    """Returns {overrides of a table's runs: (attention, method) of these runs}."""
     own = {key for run in table.runs() for key, _ in run.changes}
     rows = {(run.experiment, run.attention, run.method) for run in table.runs()}
     found = {}
@@ -134,7 +134,6 @@ def render(report: Report, time: datetime) -> str:
 
 
 def _table(report, number, table, summary):
-    """Returns the variables of the template for a table."""
     title, *sections = table_sections(table, summary)
     records = [report.runs[run] for run in table.runs() if run in report.runs]
     states = Counter(record.state for record in records)
@@ -151,7 +150,6 @@ def _table(report, number, table, summary):
 
 
 def _notes(table, summary, frame):
-    """Yields explanations of the cells of a table."""
     cells = {cell for column in frame.columns[2:] for cell in frame[column]}
     if summary["paper"].notna().any():
         ours = measured_name(table)
@@ -162,7 +160,6 @@ def _notes(table, summary, frame):
 
 
 def _experiment(number, name, records):
-    """Returns the variables of the template for an experiment."""
     _, *sections = experiment_sections(records)
     plot = figure_html(curve_figure(experiment_lines(records)), f"plot-experiment-{number}")
     return {"name": name, "sections": sections, "plot": plot}

@@ -1,4 +1,4 @@
-"""Prints tables with published and measured numbers, all runs of an experiment, and comparisons of two."""
+"""Prints tables of papers, all runs of an experiment, and comparisons of two runs."""
 
 import math
 import sys
@@ -46,12 +46,12 @@ def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | Non
 
 
 def measured_name(table: Table) -> str:
-    """Returns what the columns of measured numbers are labelled with, such as "mini" at that scale."""
+    """Returns the label of measured numbers, such as "mini" at that scale."""
     return "measured" if table.scale == "full" else table.scale
 
 
 def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Section]:
-    """Yields the parts of a printed table: lines of text, and sections with a DataFrame of strings."""
+    """Yields the parts of a printed table: lines of text, and sections."""
     yield from _heading(table, summary)
     ours = measured_name(table)
     lengths = _lengths_apart(summary)
@@ -79,7 +79,6 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
 
 
 def _heading(table, summary):
-    """Yields the lines above a table: its title, its source and the measured metrics."""
     metrics, trained = {}, {}
     for cell in summary[summary["metric"].notna()].itertuples():
         metric = f"{heading(cell.metric)} ({cell.better} is better)"
@@ -111,7 +110,7 @@ def _heading(table, summary):
 
 
 def _lengths_apart(summary):
-    """Returns {(attention, row): lengths in words} of the rows that were trained for a different length."""
+    """Returns {(attention, row): lengths in words} of the rows with a different length."""
     apart = summary[summary["is_apart"]].groupby(["attention", "row"], sort=False)["lengths"]
     return {key: describe_lengths(sorted({x for cell in cells for x in cell})) for key, cells in apart}
 
@@ -134,7 +133,6 @@ def _grid(cells: pd.DataFrame, texts: Callable) -> pd.DataFrame:
 
 
 def _values(summary, ours):
-    """Returns the published and measured numbers as text; ``ours`` is the suffix of measured columns."""
     has_paper = summary["paper"].notna().any()
 
     def texts(cell):
@@ -149,14 +147,14 @@ def _values(summary, ours):
 
 
 def format_published(mean: float, std: float) -> str:
-    """Returns a published number as text, with two decimals or up to four if the number has them."""
+    """Returns a published number as text, with two to four decimals."""
     numbers = [x for x in (mean, std) if x == x]
     digits = next((n for n in (2, 3) if all(round(x, n) == x for x in numbers)), 4)
     return format_number(mean, std, digits)
 
 
 def _ranks(summary, ours):
-    """Returns the ranks as text, with Spearman's rank correlation as the last row of each attention."""
+    """Returns the ranks as text; the last row of each attention has Spearman's ρ."""
     ranked = summary[summary["rank"].notna()].assign(label=summary["row"])
     frame = _grid(ranked, lambda cell: {"paper": f"{cell.paper_rank:g}", ours: f"{cell.rank:g}"})
     correlations, groups = aggregate.rank_correlations(ranked), []
@@ -173,7 +171,7 @@ def _difference(cell):
 
 
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
-    """Reads all runs of an experiment, whose YAML file may be missing; raises UserError without runs."""
+    """Reads all runs of an experiment, whose YAML file may be missing."""
     found = read_runs(results)
     records = [record for record in found if record.run.experiment == experiment]
     if not records:
@@ -192,7 +190,7 @@ def show_experiment(records: list[RunRecord], format: str | None = None) -> None
 
 
 def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
-    """Yields the parts of a printed experiment: lines of text, and a section with a DataFrame of strings."""
+    """Yields the parts of a printed experiment: lines of text, and a section."""
     yield f"all runs of {records[0].run.experiment}"
     yield "mean ± sample standard deviation over the seeds (number of seeds, if some are not measured)"
     lines = {}
