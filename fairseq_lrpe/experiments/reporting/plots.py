@@ -135,11 +135,11 @@ def wrap(row: str, notes: Collection[str] = ()) -> str:
 def _draw_curves(ax, drawn):
     """Draws the lines of a panel, best last value first."""
     curve, styles = drawn[0].curve, line_styles(drawn)
-    end, lower = max(line.points.index[-1] for line in drawn), curve.better == "lower"
+    end, lower = max(int(line.points.index[-1]) for line in drawn), curve.better == "lower"
     updates, (bottom, top) = visible_range([line.points for line in drawn], curve)
     for i, line in enumerate(sorted(drawn, key=attrgetter("last"), reverse=not lower)):
         points, (color, marker) = line.points, styles[line.attention, line.row]
-        reached = points.index[-1]
+        reached = int(points.index[-1])
         notes = [f"at {reached:,}"] * (reached < end) + ["above"] * bool(line.last > top)
         ax.plot(
             points.index,

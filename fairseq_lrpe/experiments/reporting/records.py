@@ -350,7 +350,8 @@ def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, usecols=columns)
         frame = frame.astype({name: kind for name, kind in TYPES.items() if name in columns})
-        frame.set_index(columns[: columns.index("value")], verify_integrity=True)
+        if frame.duplicated(columns[: columns.index("value")]).any():
+            raise ValueError("it has two values of a key")
     except ValueError as error:
         raise _damaged(path, error) from None
     return frame[columns]

@@ -164,7 +164,7 @@ def test_records_are_read_like_runs(folder, records):
 
 @pytest.mark.parametrize("name, old, new, problem", [
     ("measurements.csv", "metric,value", "metric,number", "columns expected but not found"),
-    ("measurements.csv", ",rope,,2,", ",rope,,1,", "Index has duplicate keys"),
+    ("measurements.csv", ",rope,,2,", ",rope,,1,", "it has two values of a key"),
     ("curves/lm-mini.csv", ",400.0", ",many", "could not convert"),
     ("settings/lm-mini.jsonl", "{", "", "Extra data"),
 ])  # fmt: skip
