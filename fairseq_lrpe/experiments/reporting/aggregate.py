@@ -23,9 +23,9 @@ RUNS_CSV = "attention method changes evaluation metric length seeds mean std mea
 
 @dataclass
 class Measured:
-    """What was measured for a cell: {seed: value}, of ``planned`` seeds, and the records of its runs."""
+    """What was measured for a cell, of ``planned`` seeds."""
 
-    values: dict[int, float]
+    values: dict[int, float]  # {seed: value}
     planned: int
     records: list[RunRecord] = field(default_factory=list)  # started runs
     lengths: list[tuple] = field(default_factory=list)  # of the measured trainings, of each part

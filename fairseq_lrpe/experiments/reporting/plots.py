@@ -70,7 +70,7 @@ def plot_table(table: Table, records: Mapping[Run, RunRecord], path: Path) -> No
 
 
 def table_name(table: Table) -> str:
-    """Returns the name of a table with its scale and overrides, such as "tmlr_table2 --scale mini"."""
+    """Returns a table's name with its scale and overrides."""
     return " ".join([table.name, *[f"--scale {table.scale}"] * (table.scale != "full"), *table.overrides])
 
 
@@ -177,9 +177,9 @@ def visible_range(lines: list[pd.DataFrame], curve: Curve, every_line: bool = Fa
     """Returns the ranges of updates and of values that show the ends of lines.
 
     For falling curves, the last values of the lines fill the lower half of the panel, except those far above
-    the others, such as those of a run that has just started, unless ``every_line`` must be visible. The
-    second half of the training and lines of one or two points are visible. Curves with ``show_all`` are
-    visible in full. For rising curves, the values have no limits, which are then None and infinity.
+    the others, unless ``every_line`` must be visible. The second half of the training and lines of one or
+    two points are visible. Curves with ``show_all`` are visible in full. The values of rising curves have
+    no limits, which are None and infinity.
     """
     end, bottom, top = max(points.index[-1] for points in lines), None, math.inf
     if curve.show_all:

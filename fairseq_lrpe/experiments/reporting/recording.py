@@ -58,7 +58,7 @@ def finished_runs(
 ) -> tuple[dict[Run, records.RunRecord], list[str]]:
     """Returns {run: record} of the finished runs that can be recorded, and messages about the others.
 
-    Evaluations that the YAML files do not define are omitted. The arguments are those of ``read_runs``.
+    Evaluations that configs does not define are omitted.
     """
     if records.is_recorded(results):
         raise UserError(f"{results} contains recorded results: give a folder to which runs were written")
@@ -146,7 +146,7 @@ def _merge(path, columns, rows, runs):
 
 
 def record_weights(experiment: str, results: Path, folder: Path) -> int:
-    """Records the attention weights of an experiment's models, of the first seed; returns their number.
+    """Records the attention weights of models of the first seed; returns their number.
 
     The weights are shown if the run itself is recorded, too.
     """

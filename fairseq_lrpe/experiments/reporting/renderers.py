@@ -45,7 +45,7 @@ def heading(name: str) -> str:
 
 
 def format_number(mean: float, std: float | None, digits: int) -> str:
-    """Returns a mean with its standard deviation as text, such as "95.00 ± 3.00", or "diverged"."""
+    """Returns text such as "95.00 ± 3.00", or "diverged"."""
     if not math.isfinite(mean):
         return "diverged"
     has_std = std is not None and not math.isnan(std)

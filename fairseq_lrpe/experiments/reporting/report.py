@@ -60,7 +60,7 @@ class Report:
     tables: list[tuple[Table, pd.DataFrame]]
 
     def state_counts(self) -> dict[str, int]:
-        """Returns {state: number of runs}, including the tables' runs that have not been started."""
+        """Returns {state: number of runs}, also of planned ones."""
         counts = Counter(record.state for record in self.records)
         planned = {run for table, _ in self.tables for run in table.runs()}
         counts["not started"] = len(planned - self.runs.keys())
@@ -166,7 +166,7 @@ def _experiment(number, name, records):
 
 
 def _details(record):
-    """Returns {fact: value} of a run, and {title: {key: value}} of its measurements and settings."""
+    """Returns {fact: value} of a run, and {title: {key: value}} of its files."""
     settings, evaluation = record.settings, record.evaluation
     facts = {
         "state": record.describe_state(),

@@ -206,7 +206,7 @@ def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
 
 
 def read_seeds(folder: Path) -> list[RunRecord]:
-    """Returns the records of all seeds of the run in a folder, or of the seeds in a folder."""
+    """Returns the records of all seeds of a run, given its folder or that of a seed."""
     parent = folder.parent if folder.name.startswith("seed-") else folder
     results = next((path for path in parent.parents if experiment_of(parent / "seed-1", path)), None)
     folders = sorted(path for path in parent.glob("seed-*") if path.is_dir())
