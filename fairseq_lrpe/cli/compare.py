@@ -17,6 +17,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--format", choices=("markdown", "latex"), help=text)
     args = parser.parse_args(arguments)
     with exit_on_error("compare"):
-        from fairseq_lrpe.experiments.reporting import compare, renderers
+        from fairseq_lrpe.experiments.reporting import renderers, tables
 
-        renderers.show(list(compare.comparison_sections(*args.runs)), args.format)
+        renderers.show(list(tables.comparison_sections(*args.runs)), args.format)

@@ -23,7 +23,7 @@ from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table
 from fairseq_lrpe.experiments.execution.launch import add_results_flag
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, new_parser
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import REPOSITORY, display_path
+from fairseq_lrpe.utils.files import REPOSITORY, display_path, write_atomic
 
 RECORDED = REPOSITORY / "docs/results"
 FOLDER_ACTIONS = {
@@ -106,6 +106,7 @@ def use_records(args: Namespace) -> bool:
         count = recording.record_weights("lm/extrapolation_mini", args.results, args.record_weights)
         print(f"{display_path(args.record_weights)}: weights of {count} model{'s' * (count != 1)} recorded")
     else:
-        path = recording.write_page(args.write_docs)
+        path = args.write_docs.parent / f"{args.write_docs.name}.md"
+        write_atomic(path, recording.page(args.write_docs))
         print(f"{display_path(path)} is up to date")
     return True

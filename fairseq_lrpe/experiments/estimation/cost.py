@@ -7,6 +7,7 @@ for translation and fine-tuning.
 
 import math
 from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,38 +23,74 @@ from fairseq import models, options, tasks
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
+from fairseq_lrpe.data import layout
+from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.data.glue_tasks import get_task
+from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.estimation.corpora import GLUE, Corpus, read_corpus
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.ops import float64
 from fairseq_lrpe.tasks.classification import is_joined
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PLUGIN
+from fairseq_lrpe.utils.files import PLUGIN, PREPARE, display_path
 
 aten = torch.ops.aten
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-SENTENCE = 30
-"""Assumed tokens of a sentence of a translation."""
-MASKED = 0.15
-"""Share of tokens that a masked language model predicts."""
-WITH_MASK = ("masked_lm", "sentence_prediction")
-"""fairseq's tasks that add <mask> to the dictionary."""
-HEAD = "sentence_classification_head"
-"""fairseq's name of the head of a fine-tuning."""
+SENTENCE = 30  # assumed tokens of a sentence of a translation
+MASKED = 0.15  # share of tokens that a masked language model predicts
+WITH_MASK = ("masked_lm", "sentence_prediction")  # fairseq's tasks that add <mask> to the dictionary
+HEAD = "sentence_classification_head"  # fairseq's name of the head of a fine-tuning
+
+
+class Corpus(NamedTuple):
+    """What a model needs to know of the data of a run."""
+
+    types: tuple[int, ...] = ()  # sizes of the dictionaries, without <mask>
+    labels: int = 0
+    inputs: int = 1  # texts per row
+    pixels: bool = False  # whether tokens are pixels
+
+
+CORPORA = {
+    "wikitext103": Corpus((267_744,)),
+    "wmt14_en_de": Corpus((40_480, 42_720)),
+    "squad": Corpus((28_996, 28_996)),  # vocab.txt of bert-base-cased
+    "cmrc2018": Corpus((21_128, 21_128)),  # vocab.txt of hfl/chinese-roberta-wwm-ext
+    # GPT-2's 50,257 types, 3 that fill them up, and fairseq's four.
+    **dict.fromkeys(("wikitext103_bpe", "books", "wikibook", "glue"), Corpus((50_264,))),
+    "imagenet": Corpus(labels=1000),
+    "listops": Corpus((19,), 10),  # ten digits, four operators, a bracket, and fairseq's four types
+    "lra_text": Corpus((260,), 2),  # 256 values of a byte or a pixel, and fairseq's four types
+    "lra_retrieval": Corpus((260,), 2, inputs=2),
+    "lra_image": Corpus((260,), 10, pixels=True),
+    "pathfinder": Corpus((260,), 2, pixels=True),
+}
+"""The papers' corpora, for estimates before they are prepared."""
+
+GLUE = {
+    "MNLI": (392_702, 39),
+    "QNLI": (104_743, 51),
+    "QQP": (363_846, 31),
+    "RTE": (2_490, 70),
+    "SST-2": (67_349, 15),
+    "MRPC": (3_668, 53),
+    "CoLA": (8_551, 11),
+    "STS-B": (5_749, 28),
+    "WNLI": (635, 37),
+}
+"""{task: (rows of the training set as published, mean tokens in GPT-2's BPE with separators)}"""
 
 
 class Estimate(NamedTuple):
-    """The estimate of a training."""
-
     parameters: int
     tokens: float  # of the target if there is one
     flops: float  # of the matrix products of all forward and backward passes
@@ -61,7 +98,7 @@ class Estimate(NamedTuple):
 
 
 def estimate_training(job: Job) -> Estimate:
-    """Returns the estimate of a run; ValueError if its flags are invalid or its data is not known."""
+    """Returns the estimate; UserError if flags are invalid or the data is not known."""
     if not job.kind.trains:
         raise UserError("no estimate, because its runs train no model")
     batch, dtype, trained = job.cfg.batch, DTYPES[job.precision], job
@@ -93,18 +130,28 @@ def estimate_training(job: Job) -> Estimate:
     return Estimate(parameters, tokens, steps * flops, states + saved)
 
 
-class SizedDictionary(Dictionary):
-    """A dictionary of which only the size and the special types are known."""
-
-    def __init__(self, size: int):
-        super().__init__()
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-    def __eq__(self, other):
-        return len(self) == len(other)
+def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
+    """Returns what is known of the data; UserError with the command that prepares it."""
+    if not cfg.data:
+        return Corpus()
+    folder = kind.folders(cfg)[0]
+    about = layout.read_metadata(folder) if (folder / layout.METADATA).is_file() else {}
+    if about.get("images"):
+        return Corpus(labels=len(about["labels"]))
+    names = {
+        "translation": [f"dict.{cfg.train.get(side)}.txt" for side in ("source_lang", "target_lang")],
+        "question_generation": ["dict.source.txt", "dict.question.txt"],
+        "sentence_prediction": ["input0/dict.txt"],
+    }
+    files = [folder / name for name in names.get(kind.task, ["dict.txt"])]
+    if all(path.is_file() for path in files):
+        types, labels = tuple(map(layout.vocabulary_size, files)), len(about.get("labels", ()))
+        return Corpus(types, labels, about.get("inputs", 1), bool(about.get("pixels")))
+    name = cfg.data.removeprefix("data/").partition("/")[0]
+    if name not in CORPORA:
+        command = prepare_command(display_path(folder)) or PREPARE
+        raise UserError(f"the vocabulary is not known before the data is prepared: run `{command}`")
+    return CORPORA[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +175,7 @@ class BuiltModel:
         return math.ceil(length / self.task.tokens_per_sample) if length else 0
 
     def longest(self) -> tuple[int, int]:
-        """Returns the greatest lengths of source and target; 0 for what the model does not have."""
+        """Returns the greatest lengths of source and target, or 0 without one."""
         if hasattr(self.model, "side"):  # of a grid of patches
             return self.model.side**2, 0
         if hasattr(self.model, "encoder") and hasattr(self.model, "decoder"):
@@ -139,7 +186,7 @@ class BuiltModel:
 
 @cache
 def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
-    """Returns the model of a fairseq-train command; ValueError if the flags are invalid."""
+    """Returns the model of a fairseq-train command; UserError if the flags are invalid."""
     words = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
     # After parsing, our architectures check the flags, which build_model does as well, and the data.
     unchecked = dict.fromkeys(models.MODEL_DATACLASS_REGISTRY, lambda args: None)
@@ -161,7 +208,9 @@ def make_task(name: str, cfg: Namespace, corpus: Corpus):
     """Returns what a model reads of its task, without data."""
     if name == "synthetic_lm":
         return tasks.TASK_REGISTRY[name](cfg)
-    dictionaries = [SizedDictionary(size + (name in WITH_MASK)) for size in corpus.types] or [None]
+    dictionaries = [Dictionary() for _ in corpus.types] or [None]
+    for dictionary, size in zip(dictionaries, corpus.types, strict=False):
+        dictionary.symbols += [""] * (size + (name in WITH_MASK) - len(dictionary))
     if name == "memory_lm":
         return MemoryLMTask(cfg, *dictionaries)
     about = {"inputs": corpus.inputs} | ({"pixels": {"mean": 0.0, "std": 1.0}} if corpus.pixels else {})
@@ -180,9 +229,28 @@ def make_task(name: str, cfg: Namespace, corpus: Corpus):
 
 @cache
 def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch.dtype) -> tuple[int, int]:
-    """Returns the FLOPs of a forward and a backward pass of a batch, and the bytes of its activations."""
-    model, saved = built.model.to(dtype).train(), {}
+    """Returns the FLOPs of a forward and backward pass, and the bytes of activations."""
+    model = built.model.to(dtype).train()
+    counter = FlopCounterMode(display=False, custom_mapping={aten.baddbmm_: _baddbmm_flops})
+    with patch_backends(), MetaNumbers():
+        with torch.no_grad():  # the hidden states of these segments are the memory of a language model
+            for number in range(built.previous_segments):
+                model(_empty(size, lengths[1]), segment=Segment("train", 0, number))
+        with counter:
+            with saved_storages(model) as saved:
+                loss = compute_loss(built, size, *lengths, dtype)
+            # The gradients of the largest tensor, such as the logits, exist beside all that is saved.
+            kept = sum(saved.values()) + 2 * max(saved.values())
+            loss.backward()
+    model.zero_grad()
+    return counter.get_total_flops(), kept
+
+
+@contextmanager
+def saved_storages(model: nn.Module) -> Iterator[dict[int, int]]:
+    """Yields {storage: bytes} of what autograd saves in this context, except parameters."""
     parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    saved = {}
 
     def keep(x):
         storage = x.untyped_storage()
@@ -190,19 +258,8 @@ def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch
             saved[storage._cdata] = storage.nbytes()
         return x
 
-    counter = FlopCounterMode(display=False, custom_mapping={aten.baddbmm_: _baddbmm_flops})
-    with patch_backends(), MetaNumbers():
-        with torch.no_grad():  # the hidden states of these segments are the memory of a language model
-            for number in range(built.previous_segments):
-                model(_empty(size, lengths[1]), segment=Segment("train", 0, number))
-        with counter:
-            with saved_tensors_hooks(keep, lambda x: x):
-                loss = compute_loss(built, size, *lengths, dtype)
-            # The gradients of the largest tensor, such as the logits, exist beside all that is saved.
-            kept = sum(saved.values()) + 2 * max(saved.values())
-            loss.backward()
-    model.zero_grad()
-    return counter.get_total_flops(), kept
+    with saved_tensors_hooks(keep, lambda x: x):
+        yield saved
 
 
 def _empty(*shape, dtype=torch.long):
@@ -267,13 +324,11 @@ def _rows(cutoff, tokens):
 
 
 def _adapt_target(softmax, target):
-    """Returns the targets and rows of an adaptive softmax."""
     rows = _rows(softmax.cutoff, target)
     return [target, *rows], rows
 
 
 def _adaptive_input(module, tokens):
-    """Returns the embeddings of an adaptive input."""
     rows = _rows(module.cutoff, tokens)
     first = tokens.new_empty(tokens.numel() - sum(map(len, rows)))
     embedded = [embed(x) for embed, x in zip(module.embeddings, [first, *rows], strict=True)]
@@ -282,7 +337,7 @@ def _adaptive_input(module, tokens):
 
 @contextmanager
 def patch_backends():
-    """Makes torch use the operators of GPUs: dropout masks of one byte, attention without a score matrix."""
+    """Makes torch use operators of GPUs: dropout masks of one byte, efficient attention."""
     with (
         patch.multiple(F, dropout=_dropout, scaled_dot_product_attention=_attention),
         patch.object(AdaptiveSoftmax, "adapt_target", _adapt_target),

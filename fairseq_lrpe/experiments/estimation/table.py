@@ -37,11 +37,7 @@ def add_estimate_flags(parser: ArgumentParser) -> None:
 
 
 def estimated_machine(args: Namespace) -> dict[str, object]:
-    """Returns the arguments of ``Job`` to estimate, which this machine need not support.
-
-    Raises:
-        UserError: flags that cannot be combined, or a precision that the GPU does not have.
-    """
+    """Returns the arguments of ``Job`` to estimate, which this machine need not support."""
     if args.dry_run:
         raise UserError("--estimate and --dry-run cannot be combined: leave one out")
     precision = getattr(args, "precision", None) or "fp16"
@@ -52,7 +48,7 @@ def estimated_machine(args: Namespace) -> dict[str, object]:
 
 
 def show_estimate(jobs: list[Job], gpu: str) -> None:
-    """Prints the estimate of jobs and of the trials among which they choose; UserError if there is none."""
+    """Prints the estimate of jobs and of the trials among which they choose."""
     from fairseq_lrpe.experiments.estimation.cost import estimate_training  # takes seconds
 
     first, total, problems = jobs[0], 0.0, []
@@ -71,8 +67,8 @@ def show_estimate(jobs: list[Job], gpu: str) -> None:
             continue
         hours = one.flops / (UTILIZATION * peak * gpus) / 3600
         total += hours * (len(group) - finished)
-        cells = f"{one.parameters:,}", power(one.tokens), power(one.flops), number(one.memory / 1e9)
-        table.add_row(name, count, *cells, number(hours))
+        large = (f"{x:.2e}".replace("e+0", "e").replace("e+", "e") for x in (one.tokens, one.flops))
+        table.add_row(name, count, f"{one.parameters:,}", *large, number(one.memory / 1e9), number(hours))
     if len(problems) == table.row_count:
         raise UserError("; ".join(dict.fromkeys(problems)))
     print_wide(table)
@@ -98,8 +94,3 @@ def group_by_cost(jobs: list[Job]) -> dict[Run, list[Job]]:
 def number(value: float) -> str:
     """Formats a number with two digits at least."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
-
-
-def power(value: float) -> str:
-    """Formats a large number as 1.2e9."""
-    return f"{value:.2e}".replace("e+", "e").replace("e0", "e")

@@ -1,4 +1,4 @@
-"""Aggregates measurements into the cells of a table: means, ranks and differences to the baseline."""
+"""Means, ranks and differences of measurements, by cell of a table or by run."""
 
 import math
 import statistics
@@ -13,7 +13,7 @@ from scipy import stats
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Cell, Table
-from fairseq_lrpe.experiments.reporting.records import METHOD_ORDER, RunRecord
+from fairseq_lrpe.experiments.reporting.records import RunRecord
 
 CSV = "attention row column measured_on metric length unit paper paper_std mean std state seeds".split()
 CSV += "paper_rank rank difference low high common_seeds".split()
@@ -23,12 +23,12 @@ RUNS_CSV = "attention method changes evaluation metric length seeds mean std mea
 
 @dataclass
 class Measured:
-    """What was measured for a cell: {seed: value}, of ``planned`` seeds, and the records of its runs."""
+    """What was measured for a cell, of ``planned`` seeds."""
 
-    values: dict[int, float]
+    values: dict[int, float]  # {seed: value}
     planned: int
     records: list[RunRecord] = field(default_factory=list)  # started runs
-    lengths: list[tuple] = field(default_factory=list)  # lengths of the measured trainings, of each part
+    lengths: list[tuple] = field(default_factory=list)  # of the measured trainings, of each part
     is_apart: bool = False  # whether the length differs from the column's most frequent one
 
 
@@ -54,7 +54,6 @@ def measuring_runs(cell: Cell, records: Mapping[Run, RunRecord]) -> list[Run]:
 
 
 def _measure(cell, records):
-    """Returns what was measured for a cell with runs."""
     runs = {run.seed: run for run in measuring_runs(cell, records)}
     started = {seed: records[run] for seed, run in runs.items() if run in records}
     values = {seed: record.value(cell.evaluation, cell.metric) for seed, record in started.items()}
@@ -64,7 +63,7 @@ def _measure(cell, records):
 
 
 def _combine(cell, parts):
-    """Returns what was measured for a cell that combines others: the values of the seeds of all parts."""
+    """Combines the measurements of parts, for the seeds that all of them have."""
     seeds = sorted(set.intersection(*(set(part.values) for part in parts)))
     values = {seed: [part.values[seed] for part in parts] for seed in seeds}
     if cell.is_best:
@@ -113,7 +112,6 @@ def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
 
 
 def _lengths(records):
-    """Returns the different lengths of trainings, the shortest first."""
     lengths = {(record.length, record.unit) for record in records if record.unit}
     return tuple(sorted(lengths, key=lambda length: length[::-1]))
 
@@ -130,7 +128,6 @@ def describe_lengths(lengths: Iterable[tuple[float, str]]) -> str:
 
 
 def _summarize_cell(cell, measured):
-    """Returns the columns of ``summarize`` that do not depend on other cells."""
     sign = -1 if cell.better == "higher" else 1
     # A diverged run, whose value is NaN, is the worst one.
     values = sorted(measured.values.values(), key=lambda value: (math.isnan(value), sign * value))
@@ -138,7 +135,7 @@ def _summarize_cell(cell, measured):
     state = f"{len(values)}" if len(values) == measured.planned else f"{len(values)} of {measured.planned}"
     paper, paper_std = cell.published or (None, None)
     lengths = sorted({x for part in measured.lengths for x in part}, key=lambda length: length[::-1])
-    with_value = [x for x in measured.records if x.seed in measured.values]
+    with_value = [x for x in measured.records if x.run.seed in measured.values]
     signatures = (x.values[cell.evaluation].get(f"{cell.metric}_signature") for x in with_value)
     return {
         "attention": cell.attention,
@@ -154,7 +151,7 @@ def _summarize_cell(cell, measured):
         "std": std,
         "seeds": len(values),
         "state": state if values else _state(measured.records),
-        "chosen": ", ".join(with_value[0].changes) if cell.trials and with_value else None,
+        "chosen": with_value[0].changes if cell.trials and with_value else None,
         "lengths": tuple(lengths),
         "length": lengths[0][0] if len(lengths) == 1 else math.nan,
         "unit": lengths[0][1] if len(lengths) == 1 else None,
@@ -172,7 +169,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _state(records):
-    """Returns the state of the unfinished run that got furthest, "damaged", or "-" if no run was started."""
+    """Returns the state of the unfinished run that got furthest, or "-" without runs."""
     readable = [record for record in records if record.state != "damaged"]
     if not readable:
         return "damaged" if records else "-"
@@ -181,7 +178,6 @@ def _state(records):
 
 
 def _add_ranks(summary):
-    """Adds the columns is_best, paper_is_best, paper_rank and rank."""
     summary["is_comparable"] = summary["is_ranked"] & summary["paper"].notna()
     sign = summary["better"].map({"lower": 1, "higher": -1})
     groups = [summary["attention"], summary["column"]]
@@ -227,7 +223,7 @@ def values_by_metric(records: Iterable[RunRecord]) -> dict[tuple[str, str], dict
     found = {}
     for record in records:
         for evaluation, metric, value, _ in record.measurements():
-            found.setdefault((evaluation, metric), {})[record.seed] = value
+            found.setdefault((evaluation, metric), {})[record.run.seed] = value
     return found
 
 
@@ -241,11 +237,9 @@ def summarize_runs(records: Iterable[RunRecord]) -> pd.DataFrame:
     """
     groups, lines = {}, []
     for record in records:
-        order = METHOD_ORDER.get(record.method, len(METHOD_ORDER))
-        key = record.attention, order, record.method, ", ".join(record.changes)
-        groups.setdefault(key, []).append(record)
+        groups.setdefault(record.order, []).append(record)
     for (attention, _, method, changes), runs in sorted(groups.items()):
-        states = [f"seed {run.seed} {_describe(run)}" for run in runs if run.state != "finished"]
+        states = [f"seed {x.run.seed} {x.describe_state()}" for x in runs if x.state != "finished"]
         row = {"attention": attention, "method": method, "changes": changes, "measured_seeds": 0}
         row |= {"length": describe_lengths(_lengths(runs)), "seeds": len(runs)}
         row["state"] = "; ".join(states) or "finished"
@@ -258,7 +252,3 @@ def summarize_runs(records: Iterable[RunRecord]) -> pd.DataFrame:
                 measured.append({**row, **line, "measured_seeds": len(values), "decimals": decimals})
         lines += measured or [row]
     return pd.DataFrame(lines, columns=[*RUNS_CSV, "decimals"])
-
-
-def _describe(run):
-    return f"damaged ({run.problem})" if run.state == "damaged" else run.describe_state()

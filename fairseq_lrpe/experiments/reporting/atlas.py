@@ -7,9 +7,9 @@ template is ``atlas.html.jinja``.
 import inspect
 import math
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import torch
 from markupsafe import Markup, escape
@@ -19,9 +19,10 @@ from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Encoding, encoding_options
 from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.estimation.cost import saved_storages
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
-from fairseq_lrpe.experiments.reporting.records import by_run, read_runs, read_weights, shown_distances
+from fairseq_lrpe.experiments.reporting.records import read_runs, read_weights, shown_distances
 from fairseq_lrpe.experiments.reporting.renderers import format_number
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
 from fairseq_lrpe.positions import POSITIONS, build_position
@@ -42,32 +43,9 @@ NORMS = {
 }
 
 
-@dataclass
-class Entry:
-    """A card of the page."""
-
-    name: str
-    aliases: list[str]
-    source: str
-    kind: str  # how positions are represented
-    formula: Markup
-    flags: str
-    parameters: int
-    effects: dict[str, str]  # {attention: what changes}
-    attentions: list[str]
-    options: list[tuple[str, object, str]] = field(default_factory=list)  # (flag, default, help)
-    plots: dict[str, Markup] = field(default_factory=dict)
-    # {attention: {column of the table of perplexities, "speed" or "memory": (text, value)}}
-    numbers: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
-
-
 def render(results: Path) -> str:
-    """Returns the HTML page for a results folder or a folder of recorded results.
-
-    Raises:
-        UserError: the folder does not exist, or its files are damaged.
-    """
-    runs = by_run(record for record in read_runs(results) if record.problem is None)
+    """Returns the HTML page for a results folder or a folder of recorded results."""
+    runs = {record.run: record for record in read_runs(results) if record.problem is None}
     table = Table(PERPLEXITY, "mini")
     numbers, [experiment] = _numbers(table, runs), table.experiments.values()
     for name in SPEED:
@@ -90,6 +68,7 @@ def render(results: Path) -> str:
         entries.append(entry)
     entries += [_position_entry(name, table, cfg.train) for name in TOKEN_POSITIONS]
     for entry in entries:
+        # {attention: {column of the table of perplexities, "speed" or "memory": (text, value)}}
         entry.numbers = {x: numbers.get((x, entry.name), {}) for x in entry.attentions}
     columns = list(table.columns)
     rows = [(entry, attention) for entry in entries for attention in entry.attentions]
@@ -109,7 +88,7 @@ def render(results: Path) -> str:
 
 
 def _numbers(table, runs):
-    """Returns {(attention, name): {column: (text, mean)}} of the measured cells of methods and positions."""
+    """Returns {(attention, name): {column: (text, mean)}} of the measured cells."""
     found = {}
     for cell, line in zip(table.cells, summarize(table, runs).itertuples(), strict=True):
         changes = dict(cell.runs[0].changes)
@@ -123,7 +102,7 @@ def _numbers(table, runs):
 
 
 def _position_entry(name, table, flags):
-    """Returns the entry of a position embedding, with the parameters of the models in its row of a table."""
+    """Returns the card of a position embedding; its row of a table has the length."""
     changes = next((x.changes for x in table.rows if x.changes.get("train.token_positions") == name), {})
     length = changes.get("train.max_target_positions", flags.max_target_positions) or flags.tokens_per_sample
     parameters, doc = flags.decoder_embed_dim * length, LEARNED
@@ -134,15 +113,23 @@ def _position_entry(name, table, flags):
         parameters, doc = sum(p.numel() for p in module.parameters()), inspect.getdoc(POSITIONS[name])
         if POSITIONS[name].every_layer:
             effect = "Changes the inputs of attention in every layer."
-    source = "an absolute position embedding, combined with the embeddings of the tokens"
-    return Entry(
-        *(name, [], source, "token positions", _as_html(doc), f"--token-positions {name}", parameters),
-        *(dict.fromkeys(ATTENTIONS, effect), list(ATTENTIONS)),
+    return SimpleNamespace(
+        name=name,
+        aliases=[],
+        source="an absolute position embedding, combined with the embeddings of the tokens",
+        kind="token positions",
+        formula=_as_html(doc),
+        flags=f"--token-positions {name}",
+        parameters=parameters,
+        effects=dict.fromkeys(ATTENTIONS, effect),
+        attentions=list(ATTENTIONS),
+        options=[],
+        plots={},
     )
 
 
 def _modules(name, cfg):
-    """Returns {attention: a module for each layer} of a method, like those of an experiment's models."""
+    """Returns {attention: a module for each layer} of a method."""
     own = {key: x for key, x in cfg.by_method.get(name, {}).items() if hasattr(PositionConfig, key)}
     width, heads, layers = (cfg.train[f"decoder_{key}"] for key in ("embed_dim", "attention_heads", "layers"))
     shared = {"embed_dim": width, "num_heads": heads, "causal": True, "layers": layers}
@@ -162,14 +149,13 @@ def _modules(name, cfg):
 
 
 def _method_entry(name, modules):
-    """Returns the entry of a method with the attention modules of all layers."""
     encodings = [module.encoding for module in modules["softmax"]]
     counted = encodings[:1] if encodings[0].shared_across_layers else encodings
     cls, flags = type(encodings[0]), METHODS[name].flags
     effects = dict.fromkeys(ATTENTIONS, "Not available, because the encoding needs the matrix of scores.")
-    return Entry(
-        name,
-        aliases(name)[1:],
+    return SimpleNamespace(
+        name=name,
+        aliases=aliases(name)[1:],
         source="; ".join(METHODS[x].source for x in aliases(name)),
         kind=_kind(encodings[0], flags),
         formula=_as_html(inspect.getdoc(cls)),
@@ -198,7 +184,6 @@ def _kind(encoding, flags):
 
 
 def _effect(module, attention):
-    """Describes what the encoding of a module changes in linear or softmax attention."""
     encoding, decay, found = module.encoding, module.encoding.log_decay(), []
     if _overrides(encoding, "forward"):
         found.append(f"Transforms queries and keys{' after the feature map' * (attention == 'linear')}.")
@@ -208,12 +193,12 @@ def _effect(module, attention):
         found.append("Replaces the formula of the scores.")
     if decay is not None:
         each = "each feature" if decay.dim() > 1 else "each head"
-        text = f"Multiplies the weights by a decay with the distance in {each}."
-        if attention == "softmax" and decay.dim() == 1:
-            text = f"Adds the logarithm of a decay with the distance to the scores of {each}."
-        if attention == "softmax" and (decay.dim() > 1 or _overrides(encoding, "scores")):
-            text = f"Multiplies the products of q and k by a decay with the distance in {each}."
-        found.append(text)
+        if attention == "linear":
+            found.append(f"Multiplies the weights by a decay with the distance in {each}.")
+        elif decay.dim() > 1 or _overrides(encoding, "scores"):
+            found.append(f"Multiplies the products of q and k by a decay with the distance in {each}.")
+        else:
+            found.append(f"Adds the logarithm of a decay with the distance to the scores of {each}.")
     if _overrides(encoding, "encode_values"):
         also = ", and the output back" if _overrides(encoding, "decode_output") else ""
         found.append(f"Transforms the values{also}.")
@@ -223,8 +208,8 @@ def _effect(module, attention):
     return " ".join([*found, *([NORMS[module.linear_norm]] if attention == "linear" else [])])
 
 
-def _overrides(encoding, *names):
-    return any(getattr(type(encoding), name) is not getattr(Encoding, name) for name in names)
+def _overrides(encoding, name):
+    return getattr(type(encoding), name) is not getattr(Encoding, name)
 
 
 def _as_html(docstring):
@@ -252,19 +237,9 @@ def _initial_weights(modules, length):
 
 
 def _kept_memory(module):
-    """Returns the bytes that a training step keeps for the backward pass of an attention module."""
-    own = {x.untyped_storage().data_ptr() for x in module.parameters()}
-    kept = {}
-
-    def keep(x):
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    module.train()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        output = module(torch.randn(1, MEMORY_LENGTH, module.embed_dim, requires_grad=True))
+    """Returns the bytes that training keeps for the backward pass of a module."""
+    inputs = torch.randn(1, MEMORY_LENGTH, module.embed_dim, requires_grad=True)
+    with saved_storages(module.train()) as saved:
+        _output = module(inputs)  # keeps the storages alive
     module.eval()
-    del output  # it kept the storages alive, so that no address was used twice
-    return sum(kept.values())
+    return sum(saved.values())

@@ -1,4 +1,4 @@
-"""The plots of ``plots.py`` for an HTML page, drawn by plotly (which the extra ``report`` installs)."""
+"""The plots of ``plots.py`` for an HTML page, drawn by plotly."""
 
 import math
 from dataclasses import replace
@@ -53,7 +53,7 @@ AXIS = {
 }
 LOG_AXIS = {"type": "log", "tickformat": ",~r", "nticks": 12}
 TOUCH_SCRIPT = "if (matchMedia('(pointer: coarse)').matches) Plotly.relayout('{plot_id}', {dragmode: false});"
-"""JavaScript that disables zooming by dragging on touch screens, where dragging scrolls the page."""
+"""JavaScript that disables zooming by dragging on touch screens."""
 CONFIG = {
     "responsive": True,
     "displaylogo": False,
@@ -63,7 +63,7 @@ CONFIG = {
 
 
 def curve_figure(lines: list[Line]) -> go.Figure | None:
-    """Returns a plot of the curves of ``plots.experiment_lines``, one line per run; None without curves."""
+    """Returns a plot of the curves, one line per run; None without curves."""
     lines = [line for line in lines if any(record.curve for record in line.records)]
     styles, drawn = line_styles(lines), []
     for line in lines:
@@ -84,34 +84,25 @@ def curve_figure(lines: list[Line]) -> go.Figure | None:
                 name=legend_text(f"{last:.{curve.decimals}f}", name),
                 legendgroup=escape(name),
                 showlegend=i == 0,
-                meta=escape(f"{name}, seed {line.records[0].seed}"),
+                meta=escape(f"{name}, seed {line.records[0].run.seed}"),
                 hovertemplate=f"%{{meta}}<br>%{{x:,}} updates: %{{y:,.{curve.decimals}f}}<extra></extra>",
                 **trace_style(*styles[line.attention, line.row], line.attention),
             )
-    _set_curve_axes(figure, [line.points for _, seeds in drawn for line in seeds], curve)
-    return figure
-
-
-def _set_curve_axes(figure, points, curve):
-    """Sets the range of the axes so that every line can be seen."""
-    end = max(of.index[-1] for of in points)
-    start, bottom, top = visible_range(points, end, curve)
-    highest = max(of["mean"].min() for of in points)
-    if curve.better == "lower" and highest > top:  # the line of a run that has just started
-        start, top = min(of.index[0] for of in points), 1.05 * highest
-    margin = 0.02 * (end - start) or max(0.02 * end, 1)
-    figure.update_xaxes(AXIS, title="updates", range=[start - margin, end + margin], tickformat=",~f")
-    if end - start + 2 * margin < 10:
+    points = [line.points for _, seeds in drawn for line in seeds]
+    (left, right), values = visible_range(points, curve, every_line=True)
+    figure.update_xaxes(AXIS, title="updates", range=[left, right], tickformat=",~f")
+    if right - left < 10:
         figure.update_xaxes(dtick=1)  # no fractions of updates
     figure.update_yaxes(AXIS, title=curve.label)
     if curve.better == "lower":
-        figure.update_yaxes(LOG_AXIS, range=[math.log10(bottom), math.log10(top)])
+        figure.update_yaxes(LOG_AXIS, range=list(map(math.log10, values)))
+    return figure
 
 
 def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
-    """Returns a plot of columns that were measured on the same runs, such as perplexities by block length.
+    """Returns a plot of columns that were measured on the same runs, such as block lengths.
 
-    Returns None if there are fewer than three such columns, for which a plot is not useful.
+    Returns None if there are fewer than three such columns.
     """
     first = {}
     for cell in table.cells:
@@ -147,7 +138,7 @@ def legend_text(value: str, name: str) -> str:
 
 
 def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
-    """Returns plotly's settings of a line, which is dashed and has open markers for softmax attention."""
+    """Returns plotly's settings of a line; softmax attention is dashed and has open markers."""
     style = LINE_STYLES[attention]
     symbol = SYMBOLS[marker] + ("" if style == "-" else "-open")
     dash = "solid" if style == "-" else ",".join(f"{WIDTH * x}px" for x in style[1])
@@ -158,7 +149,7 @@ def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
 
 
 def figure_html(figure: go.Figure | None, name: str) -> Markup | None:
-    """Returns HTML that draws a figure in a page with plotly's script; ``name`` is the id of its element."""
+    """Returns HTML that draws a figure in the element with the id ``name``."""
     if figure is None:
         return None
     options = {"include_plotlyjs": False, "full_html": False, "post_script": TOUCH_SCRIPT}

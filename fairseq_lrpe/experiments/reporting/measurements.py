@@ -7,7 +7,7 @@ import pandas as pd
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.run import as_text
 from fairseq_lrpe.experiments.definition.table import read_paper
-from fairseq_lrpe.experiments.reporting.records import RUN, read_runs
+from fairseq_lrpe.experiments.reporting.records import RUN, read_runs, row_key
 
 STATE = ["kind", "updates", "reached", "length", "unit", "state", "problem", "folder"]
 MEASUREMENT = ["evaluation", "metric", "value", "signature"]
@@ -42,13 +42,13 @@ def load_results(results: str | Path) -> pd.DataFrame:
     """
     lines = []
     for record in read_runs(Path(results).absolute()):
-        run = {name: getattr(record, name) for name in (*RUN, *STATE)}
-        run |= {"changes": ", ".join(record.changes), "folder": str(record.folder)}
-        run["kind"] = record.settings["kind"] if record.kind else None
+        run = dict(zip(RUN, row_key(record.run), strict=True))
+        state = {name: getattr(record, name) for name in STATE} | {"folder": str(record.folder)}
+        state["kind"] = record.settings["kind"] if record.kind else None
         for measured in list(record.measurements()) or [(None,) * len(MEASUREMENT)]:
-            lines.append(run | dict(zip(MEASUREMENT, measured, strict=True)))
+            lines.append({**run, **dict(zip(MEASUREMENT, measured, strict=True)), **state})
     frame = pd.DataFrame(lines, columns=[*RUN, *MEASUREMENT, *STATE])
-    return frame.astype({name: "float64" for name in ("value", "updates", "reached", "length")})
+    return frame.astype(dict.fromkeys(["value", "updates", "reached", "length"], "float64"))
 
 
 def published() -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Plots of validation curves, and of a table's measured numbers over its columns, with matplotlib."""
+"""Plots of validation curves, and of measured numbers over a table's columns."""
 
 import math
 import statistics
@@ -19,14 +19,14 @@ from fairseq_lrpe.experiments.definition.kinds.base import Curve
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.aggregate import measuring_runs
-from fairseq_lrpe.experiments.reporting.records import METHOD_ORDER, RunRecord
+from fairseq_lrpe.experiments.reporting.records import RunRecord
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
 
 MIN_VALUE = 5e-4
-"""Lower limit of drawn values; losses that fairseq logs as 0.000 would be missing on a logarithmic axis."""
+"""Lower limit of drawn values, since a logarithmic axis has no 0.000."""
 
 
 @dataclass
@@ -66,19 +66,15 @@ class Line:
 
 def plot_table(table: Table, records: Mapping[Run, RunRecord], path: Path) -> None:
     """Plots the validation curves of a table's runs and prints the path of the plot."""
-    lines = table_lines(table, records)
-    planned = {cell.experiment for cell in table.cells if cell.kind and cell.kind.curve}
-    is_complete = table.scale == "full" and {line.experiment for line in lines} == planned
-    plot_curves(table.settings.title if is_complete else table_name(table), lines, path)
+    plot_curves(table_name(table), table_lines(table, records), path)
 
 
 def table_name(table: Table) -> str:
-    """Returns the name of a table with its scale and overrides, such as "tmlr_table2 --scale mini"."""
+    """Returns a table's name with its scale and overrides."""
     return " ".join([table.name, *[f"--scale {table.scale}"] * (table.scale != "full"), *table.overrides])
 
 
 def table_lines(table: Table, records: Mapping[Run, RunRecord]) -> list[Line]:
-    """Returns the lines of a table's rows."""
     first_runs, lines = {}, {}
     for cell in table.cells:
         found = [records[run] for run in measuring_runs(cell, records) if run in records]
@@ -96,10 +92,9 @@ def experiment_lines(records: Collection[RunRecord]) -> list[Line]:
     lines = {}
     for record in records:
         if record.problem is None:
-            order = METHOD_ORDER.get(record.method, len(METHOD_ORDER))
-            key = record.attention, order, ", ".join((record.method, *record.changes))
-            line = Line(record.experiment, record.attention, key[-1], record.method, [])
-            lines.setdefault(key, line).records.append(record)
+            run, name = record.run, ", ".join(filter(None, record.order[2:]))
+            line = Line(run.experiment, run.attention, name, run.method, [])
+            lines.setdefault(record.order, line).records.append(record)
     return [lines[key] for key in sorted(lines)]
 
 
@@ -107,9 +102,6 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
     """Plots the curves of lines, in one panel per experiment and attention.
 
     A line shows the mean over the seeds of a row, and the band around it the lowest and highest value.
-
-    Raises:
-        UserError: there is nothing to plot.
     """
     panels = {}
     for line in lines:
@@ -141,10 +133,10 @@ def wrap(row: str, notes: Collection[str] = ()) -> str:
 
 
 def _draw_curves(ax, drawn):
-    """Draws the lines of a panel; the legend starts with the line that ends with the best value."""
+    """Draws the lines of a panel, best last value first."""
     curve, styles = drawn[0].curve, line_styles(drawn)
     end, lower = max(int(line.points.index[-1]) for line in drawn), curve.better == "lower"
-    start, bottom, top = visible_range([line.points for line in drawn], end, curve)
+    updates, (bottom, top) = visible_range([line.points for line in drawn], curve)
     for i, line in enumerate(sorted(drawn, key=attrgetter("last"), reverse=not lower)):
         points, (color, marker) = line.points, styles[line.attention, line.row]
         reached = int(points.index[-1])
@@ -163,8 +155,7 @@ def _draw_curves(ax, drawn):
         )
         if points["count"].iloc[0] > 1:
             ax.fill_between(points.index, points["min"], points["max"], color=color, alpha=0.15, linewidth=0)
-    margin = 0.02 * (end - start) or max(0.02 * end, 1)
-    ax.set(xlim=(start - margin, end + margin), xlabel="updates", ylabel=curve.label)
+    ax.set(xlim=updates, xlabel="updates", ylabel=curve.label)
     if lower:
         ax.set(ylim=(bottom, top), yscale="log")
     steps = [1, 2, 2.5, 5, 10]
@@ -177,27 +168,32 @@ def _draw_curves(ax, drawn):
 
 
 def _finish(ax, title):
-    """Adds the title, the grid and the legend of a panel."""
     ax.set_title(title)
     ax.grid(alpha=0.25)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
 
 
-def visible_range(lines: Collection[pd.DataFrame], end: int, curve: Curve) -> tuple[int, float | None, float]:
-    """Returns (first number of updates, lowest value, highest value) of the visible part of the lines.
+def visible_range(lines: list[pd.DataFrame], curve: Curve, every_line: bool = False) -> tuple[tuple, tuple]:
+    """Returns the ranges of updates and of values that show the ends of lines.
 
     For falling curves, the last values of the lines fill the lower half of the panel, except those far above
-    the others. The second half of the training and lines of one or two points are visible. Curves with
-    ``show_all`` are visible in full. For rising curves, the values have no limits.
+    the others, unless ``every_line`` must be visible. The second half of the training and lines of one or
+    two points are visible. Curves with ``show_all`` are visible in full. The values of rising curves have
+    no limits, which are None and infinity.
     """
-    bottom, top = None, math.inf
+    end, bottom, top = max(points.index[-1] for points in lines), None, math.inf
     if curve.show_all:
         bottom = 0.95 * min(points["min"].min() for points in lines)
         top = 1.05 * max(points["max"].max() for points in lines)
     elif curve.better == "lower":
         bottom, top = _value_range([points["mean"] for points in lines], end)
     first = [u for points in lines for u, value in points["mean"].items() if value <= top]
-    return min(first, default=0), bottom, top
+    highest = max(points["mean"].min() for points in lines)
+    if every_line and highest > top:
+        first, top = [points.index[0] for points in lines], 1.05 * highest
+    start = min(first, default=0)
+    margin = 0.02 * (end - start) or max(0.02 * end, 1)
+    return (start - margin, end + margin), (bottom, top)
 
 
 def _value_range(lines: list[pd.Series], end: int) -> tuple[float, float]:
@@ -213,12 +209,10 @@ def _value_range(lines: list[pd.Series], end: int) -> tuple[float, float]:
 
 
 def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Selects the cells of a summary that can be drawn as lines over a table's columns.
+    """Returns the cells that are drawn as lines over a table's columns, and the names of these columns.
 
-    Returns:
-        The cells of the most frequent metric, without columns that combine others. Within each attention,
-        rows are sorted by their value in their last column, best first. The second result is the list of the
-        columns' names in the order of the table.
+    They are those of the most frequent metric, without columns that combine others. Within each attention,
+    rows are sorted by their value in their last column, best first.
     """
     cells = summary[summary["is_ranked"] & summary["measured_on"].notna()]
     metrics = cells["metric"].tolist()
@@ -232,12 +226,11 @@ def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def needs_log_scale(values: pd.Series) -> bool:
-    """Returns whether positive values differ by more than a factor of 4, which needs a logarithmic scale."""
     return values.max() > 4 * values.min() > 0
 
 
 def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> Figure:
-    """Plots a table's measured numbers over its columns; raises UserError if there are no numbers."""
+    """Plots a table's measured numbers over its columns."""
     cells, columns = column_lines(summary)
     if cells.empty:
         raise UserError("nothing has been measured yet: there is nothing to plot")

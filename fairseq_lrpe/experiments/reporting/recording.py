@@ -1,4 +1,4 @@
-"""Records finished runs in a folder such as docs/results, checks runs against it, and writes its page."""
+"""Recorded results: writing, checking runs against them, and the page docs/results.md."""
 
 import hashlib
 import json
@@ -16,24 +16,15 @@ from fairseq_lrpe.experiments.definition.table import SCALES, Table, TableSpec, 
 from fairseq_lrpe.experiments.reporting import records
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.blocks import render
-from fairseq_lrpe.experiments.reporting.records import (
-    MEASUREMENTS,
-    POINTS,
-    RUN,
-    WEIGHTS,
-    compared,
-    machine,
-    row_key,
-)
+from fairseq_lrpe.experiments.reporting.records import MEASUREMENTS, POINTS, RUN, WEIGHTS, machine, row_key
 from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
 from fairseq_lrpe.experiments.reporting.tables import table_sections
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import display_path, output_folder, write_atomic
-from fairseq_lrpe.utils.suggest import choices
+from fairseq_lrpe.utils.files import output_folder, write_atomic
 
 MAX_POINTS = 20  # number of points of a recorded curve
 DEVIATIONS, RELATIVE = 4, 0.05
-"""Tolerance of a check, in standard deviations over the seeds and relative to the recorded value."""
+"""Tolerance of a check: standard deviations over the seeds, and a share of the value."""
 
 
 def record(results: Path, folder: Path) -> tuple[int, list[str]]:
@@ -41,27 +32,25 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
 
     Returns:
         The number of recorded runs, and a message for each finished or damaged run that is not recorded.
-
-    Raises:
-        UserError: two folders contain the same run, or the runs would be mixed with runs on other data.
     """
     runs, refused = finished_runs(results)
     lines = records.read_settings(folder) | {run: _settings_line(record) for run, record in runs.items()}
     _check_data(lines)
-    experiments = {}
-    for run, record in runs.items():
-        experiments.setdefault(run.experiment, {})[run] = record
     with output_folder(folder / "curves"), output_folder(folder / "settings"):
-        for experiment, own in experiments.items():
+        for experiment in {run.experiment for run in runs}:
             name = experiment.replace("/", "-")
-            points = [row_key(run) + point for run, record in own.items() for point in _points(record)]
+            own = [run for run in runs if run.experiment == experiment]
+            points = [row_key(run) + point for run in own for point in _points(runs[run])]
             _merge(folder / "curves" / f"{name}.csv", POINTS, points, own)
             of = sorted((run for run in lines if run.experiment == experiment), key=row_key)
             text = "".join(json.dumps(lines[run]) + "\n" for run in of)
             write_atomic(folder / "settings" / f"{name}.jsonl", text)
-        numbers = [row_key(run) + number for run, record in runs.items() for number in record.measurements()]
-        _merge(folder / "measurements.csv", MEASUREMENTS, numbers, runs)
+        _merge(folder / "measurements.csv", MEASUREMENTS, _numbers(runs), runs)
     return len(runs), refused
+
+
+def _numbers(runs):
+    return [(*row_key(run), *number) for run, record in runs.items() for number in record.measurements()]
 
 
 def finished_runs(
@@ -69,9 +58,7 @@ def finished_runs(
 ) -> tuple[dict[Run, records.RunRecord], list[str]]:
     """Returns {run: record} of the finished runs that can be recorded, and messages about the others.
 
-    Evaluations that the YAML files do not define are omitted. There is a message for each run that is
-    damaged, or was trained or evaluated with other settings than the YAML files define. The arguments are
-    those of ``read_runs``.
+    Evaluations that configs does not define are omitted.
     """
     if records.is_recorded(results):
         raise UserError(f"{results} contains recorded results: give a folder to which runs were written")
@@ -89,18 +76,16 @@ def finished_runs(
 
 
 def _problem(record, configured):
-    """Returns why a run cannot be recorded, or None; omits its evaluations that are not defined."""
+    """Returns why a run cannot be recorded; omits its evaluations that are not defined."""
     if record.problem is not None:
-        return f"damaged: {record.problem}"
-    if configured is None:
-        return "configs does not define it"
-    record.values = {x: of for x, of in record.values.items() if x in configured or x == "training"}
+        return record.describe_state()
+    defined = {"training", *(configured or ())}
+    record.values = {name: of for name, of in record.values.items() if name in defined}
     different = records.different_settings(record.compared_settings(), configured)
     return different and f"its settings differ from those in configs: {'; '.join(different)}"
 
 
 def _settings_line(record):
-    """Returns the line of a run in settings/EXPERIMENT.jsonl."""
     settings, run = record.settings, record.run
     git = settings.get("git", {})
     return {
@@ -108,7 +93,7 @@ def _settings_line(record):
         "changes": dict(run.changes),
         "kind": settings["kind"],
         "updates": record.updates,
-        "config": compared(settings["config"], {})[""],
+        "config": records.compared(settings["config"], {})[""],
         "evaluations": {x: of["settings"] for x, of in record.values.items() if "settings" in of},
         "data": data_digest(settings),
         "machine": machine(settings),
@@ -127,7 +112,7 @@ def data_digest(settings: dict) -> str:
 
 
 def _check_data(lines):
-    """Raises UserError if runs with the same experiment and changes were trained on different data."""
+    """Raises UserError if runs that a table compares were trained on different data."""
     first = {}
     for run, line in lines.items():
         other = first.setdefault((run.experiment, run.changes), run)
@@ -139,14 +124,14 @@ def _check_data(lines):
 
 
 def _points(record):
-    """Returns the points of a run's curve, at most ``MAX_POINTS``, including the first and the last."""
+    """Returns at most ``MAX_POINTS`` points of a curve, with the first and the last."""
     points = sorted(record.curve.items())
     last, count = len(points) - 1, min(len(points), MAX_POINTS)
     return [points[i] for i in sorted({round(last * i / max(count - 1, 1)) for i in range(count)})]
 
 
 def _merge(path, columns, rows, runs):
-    """Replaces the rows of runs in a CSV file, which is written with as many digits as are necessary."""
+    """Replaces the rows of runs in a CSV file; numbers have all digits."""
     frames = [pd.DataFrame(rows, columns=columns).fillna({"signature": ""})] if rows else []
     if path.exists():
         before = records.read_csv(path, columns)
@@ -161,15 +146,9 @@ def _merge(path, columns, rows, runs):
 
 
 def record_weights(experiment: str, results: Path, folder: Path) -> int:
-    """Records the attention weights of an experiment's models, of the first seed without changes.
+    """Records the attention weights of models of the first seed; returns their number.
 
     The weights are shown if the run itself is recorded, too.
-
-    Returns:
-        The number of recorded runs.
-
-    Raises:
-        UserError: there is no run, a run has no checkpoint, or its data does not exist.
     """
     import torch  # these imports take seconds
 
@@ -191,26 +170,16 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
 
 
 def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> tuple[list[str], bool]:
-    """Compares finished runs with recorded results.
-
-    Args:
-        results: the results folder.
-        folder: the folder of recorded results.
-        runs: the run folders to compare; the default is all.
+    """Compares finished runs, of the run folders ``runs`` if given, with recorded results.
 
     Returns:
         One line for each number that is off and a summary, and whether no number is off.
     """
-    recorded, off = {record.run: record for record in _read(folder) if record.problem is None}, []
+    recorded = {x.run: x for x in records.read_recorded(folder) if x.problem is None}
     found, refused = finished_runs(results, runs)
-    groups = {"off": [], "without a record": [], "on other data": [], "not compared": refused}
-    key = [*RUN[:4], "evaluation", "metric"]
-    numbers = [
-        (*row_key(run)[:4], *number[:3])
-        for run, record in recorded.items()
-        for number in record.measurements()
-    ]
-    spread = pd.DataFrame(numbers, columns=[*key, "value"]).groupby(key)["value"].std().fillna(0.0)
+    groups, off = {"off": [], "without a record": [], "on other data": [], "not compared": refused}, []
+    numbers = pd.DataFrame(_numbers(recorded), columns=MEASUREMENTS)
+    spread = numbers.groupby([*RUN[:4], "evaluation", "metric"])["value"].std().fillna(0.0)
     for run, ours in found.items():
         if run not in recorded:
             groups["without a record"].append(str(run))
@@ -223,14 +192,6 @@ def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> 
     summary = f"{total - sum(map(len, groups.values()))} of {total} runs as recorded"
     parts = [f"{len(names)} {state}: {', '.join(names)}" for state, names in groups.items() if names]
     return [*off, "; ".join([summary, *parts])], not off
-
-
-def _read(folder):
-    """Returns the records in a folder of recorded results."""
-    if not records.is_recorded(folder):
-        command = f"`lrpe results --record {display_path(folder)}`"
-        raise UserError(f"{folder} has no measurements.csv, which {command} writes")
-    return records.read_recorded(folder)
 
 
 def _numbers_off(ours, theirs, spread):
@@ -262,33 +223,20 @@ def _environment(settings):
     return machine(settings), versions.get("torch"), versions.get("fairseq_lrpe")
 
 
-def write_page(folder: Path) -> Path:
-    """Writes the page of a folder of recorded results: docs/results.md for docs/results; returns its path."""
-    path = folder.parent / f"{folder.name}.md"
-    write_atomic(path, page(folder))
-    return path
-
-
 def page(folder: Path) -> str:
     """Returns the page of a folder of recorded results.
 
     It has the number of recorded runs of all tables, and a section for each table that has recorded runs or a
     commentary, notes/TABLE.md in the folder. Other files in notes are sections of their own with a heading.
-
-    Raises:
-        UserError: the folder has no recorded results, a file is damaged, or a commentary is of no table.
     """
     recorded = {}
-    for record in _read(folder):
+    for record in records.read_recorded(folder):
         if record.problem is None:
             recorded[record.run] = record
         else:
             print(f"results: {record.run} is omitted: {record.problem}", file=sys.stderr)
     notes = {path.stem: path.read_text().strip() for path in sorted((folder / "notes").glob("[!.]*.md"))}
-    others = {name: text for name, text in notes.items() if text.startswith("## ")}
-    for name in notes.keys() - others.keys() - set(tables()):
-        problem = "neither starts with a heading nor is a commentary on a table"
-        raise UserError(f"{folder / 'notes' / name}.md {problem}{choices(name, tables())}")
+    others = [text for name, text in notes.items() if name not in tables()]
     coverage, sections = [], []
     for name in tables():
         counts, lines = _recorded_table(name, recorded)
@@ -300,14 +248,13 @@ def page(folder: Path) -> str:
             sections += [notes[name], ""]
         coverage.append({"table": link, "title": title, **counts})
     lines = [*markdown([Section("", pd.DataFrame(coverage))])]
-    others = list(others.values())
     links = [_link(text.partition("\n")[0].removeprefix("## ")) for text in others]
     text = "\n".join([*lines, *sections, "\n\n".join(others)]).rstrip()
     return render("results.md.jinja", folder=folder.name, others=links, tables=text) + "\n"
 
 
 def _recorded_table(name, recorded):
-    """Returns {scale: number of recorded and planned runs} of a table, and its lines of Markdown."""
+    """Returns {scale: numbers of recorded and planned runs}, and lines of Markdown."""
     counts, lines = dict.fromkeys(reversed(SCALES), "-"), []
     for scale in TableSpec(name).scales[::-1]:
         table = Table(name, scale)
@@ -320,6 +267,6 @@ def _recorded_table(name, recorded):
 
 
 def _link(title: str) -> str:
-    """Returns a link to a section of the same page, with the anchor that GitHub gives its heading."""
+    """Returns a link to a section of the page, with the anchor of GitHub."""
     anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
     return f"[{title}](#{anchor})"

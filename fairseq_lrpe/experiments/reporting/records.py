@@ -42,15 +42,11 @@ ERROR = re.compile(r"[\w.]*(Error|Exception)\b|fairseq_lrpe: ")  # last line of 
 class RunRecord:
     """A run that was started.
 
-    The first six fields follow from the folder's path, so that damaged runs have them, too. ``problem`` says
-    why a run cannot be read, or why recorded results are outdated; there are then no measurements.
+    ``problem`` says why a run cannot be read, or why recorded results are outdated; there are then no
+    measurements.
     """
 
-    experiment: str
-    attention: str
-    method: str
-    changes: tuple[str, ...]  # "KEY=VALUE"
-    seed: int | str
+    run: Run  # with the canonical name of its method
     folder: Path
     settings: dict = field(default_factory=dict)  # content of run.json
     evaluation: dict = field(default_factory=dict)  # content of evaluation.json
@@ -64,11 +60,16 @@ class RunRecord:
     curve: dict[int, float] = field(default_factory=dict)  # {updates: value of the kind's curve}
     values: dict[str, dict] = field(default_factory=dict)  # {evaluation: {metric: value}}
 
-    @cached_property
-    def run(self) -> Run:
-        """The run, with the canonical name of its method."""
-        changes = tuple(tuple(text.split("=", 1)) for text in self.changes)
-        return Run(self.experiment, self.attention, canonical(self.method), self.seed, changes)
+    @property
+    def changes(self) -> str:
+        """The settings that differ from the YAML, such as "train.lr=0.1, updates=40"."""
+        return row_key(self.run)[3]
+
+    @property
+    def order(self) -> tuple:
+        """The sort key of the run's row in tables and legends."""
+        _, attention, method, changes, _ = row_key(self.run)
+        return attention, METHOD_ORDER.get(method, len(METHOD_ORDER)), method, changes
 
     @cached_property
     def state(self) -> str:
@@ -82,7 +83,7 @@ class RunRecord:
         return "failed" if ERROR.match(self.last_log_line()[1]) else "stopped"
 
     def describe_state(self) -> str:
-        """Returns in words how far the run got, such as "stopped at 40 of 100", or why it cannot be read."""
+        """Returns how far the run got, such as "stopped at 40 of 100", or why it cannot be read."""
         if self.state == "damaged":
             return f"damaged: {self.problem}"
         if self.state == "running":
@@ -92,7 +93,7 @@ class RunRecord:
         return "finished" if self.state == "finished" else "not measured"
 
     def complete(self) -> None:
-        """Sets the fields that follow from the settings and evaluations; raises various errors if damaged."""
+        """Sets the fields that follow from the files; raises various errors if they are damaged."""
         if self.settings.get("kind") not in KINDS:
             raise UserError(f"run.json has the unknown kind {self.settings.get('kind')!r}")
         self.kind, self.updates = KINDS[self.settings["kind"]], int(self.settings["updates"])
@@ -103,7 +104,7 @@ class RunRecord:
         list(self.measurements())  # raises an error if a value is not a number
 
     def measurements(self) -> Iterator[tuple[str, str, float, str | None]]:
-        """Yields (evaluation, metric, value, signature or None) of the kind's metrics and of speeds."""
+        """Yields (evaluation, metric, value, signature or None)."""
         for evaluation, measured in self.values.items():
             speeds = [name for name in measured if name.endswith("_per_second")]
             for metric in (*(name for name in self.kind.metrics if name in measured), *speeds):
@@ -132,12 +133,7 @@ class RunRecord:
 def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[RunRecord]:
     """Reads the runs of a results folder or a folder of recorded results.
 
-    Args:
-        results: the folder.
-        folders: the run folders to read, of which some may not exist; the default is all.
-
-    Raises:
-        UserError: the folder does not exist, or a file with recorded results is damaged.
+    ``folders`` are the run folders to read, of which some may not exist; the default is all.
     """
     if not results.is_dir():
         raise UserError(f"the results folder {results} does not exist")
@@ -148,26 +144,16 @@ def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[Ru
     return [read_run(path, results) for path in folders if any((path / name).exists() for name in RECORDS)]
 
 
-def by_run(records: Iterable[RunRecord]) -> dict[Run, RunRecord]:
-    """Returns {run: record}; of a run that exists under several names of its method, the first name's."""
-    found = {}
-    for record in records:
-        other = found.setdefault(record.run, record)
-        found[record.run] = min(other, record, key=lambda one: METHOD_ORDER.get(one.method, 0))
-    return found
-
-
 def read_run(folder: Path, results: Path) -> RunRecord:
-    """Reads a run folder below the results folder; errors in its files are recorded as ``problem``."""
+    """Reads a run folder; errors in its files are recorded as ``problem``."""
     experiment = experiment_of(folder, results)
-    name, *changes, seed = folder.relative_to(results / experiment).parts
+    name, *changes, last = folder.relative_to(results / experiment).parts
     attention, _, method = name.partition("_")
-    number = seed.removeprefix("seed-")
-    record = RunRecord(
-        *(experiment.as_posix(), attention, method, tuple(map(unquote, changes))),
-        seed=int(number) if number.isdecimal() else number,
-        folder=folder,
-    )
+    number = last.removeprefix("seed-")
+    changes = tuple(tuple(unquote(text).split("=", 1)) for text in changes)
+    seed = int(number) if number.isdecimal() else number
+    run = Run(experiment.as_posix(), attention, canonical(method), seed, changes)
+    record = RunRecord(run, folder)
     try:
         record.settings = object_in(folder / "run.json")
         record.evaluation = object_in(folder / "evaluation.json")
@@ -267,11 +253,13 @@ def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, dict]]:
     return found
 
 
-def different_settings(before: dict[str, dict], now: dict[str, dict]) -> list[str]:
+def different_settings(before: dict[str, dict], now: dict[str, dict] | None) -> list[str]:
     """Returns the differences of two results of ``compared`` as "KEY was VALUE, now VALUE".
 
-    Evaluations that only ``now`` has are ignored.
+    Evaluations that only ``now`` has are ignored; it is None if configs does not define the run.
     """
+    if now is None:
+        return ["it is not defined"]
     found = []
     for part, old in before.items():
         new, prefix = now.get(part, {}), part and f"evaluations.{part}."
@@ -281,13 +269,12 @@ def different_settings(before: dict[str, dict], now: dict[str, dict]) -> list[st
 
 
 def is_recorded(results: Path) -> bool:
-    """Returns whether a folder contains recorded results instead of run folders."""
     return (results / "measurements.csv").is_file()
 
 
 def row_key(run: Run) -> tuple:
     """Returns the values of a run in the columns ``RUN``."""
-    changes = ", ".join(f"{key}={value}" for key, value in run.changes)
+    changes = ", ".join("=".join(change) for change in run.changes)
     return run.experiment, run.attention, run.method, changes, run.seed
 
 
@@ -308,41 +295,33 @@ def read_recorded(folder: Path) -> list[RunRecord]:
 
     Runs whose settings differ from those that the YAML files define today have a ``problem`` and no numbers.
     """
-    lines, curves = read_settings(folder), {}
+    lines, curves, records = read_settings(folder), {}, []
     measured = _read_by_run(folder / "measurements.csv", MEASUREMENTS)
     for path in sorted((folder / "curves").glob("[!.]*.csv")):
         curves |= _read_by_run(path, POINTS)
-    configured, records = configured_settings(lines), []
+    configured = configured_settings(lines)
     for run, settings in lines.items():
-        key = row_key(run)
-        record = _as_record(folder, run, settings, measured.get(key, ()))
-        different = ["it is not defined"]
-        if run in configured:
-            different = different_settings(record.compared_settings(), configured[run])
-        if different:
+        record = _as_record(folder, run, settings, measured.get(row_key(run), ()))
+        if different := different_settings(record.compared_settings(), configured.get(run)):
             changed = f"the settings in configs have changed since ({'; '.join(different)})"
             record.problem, record.values = f"{changed}: run it again", {}
         else:
-            record.curve = dict(curves.get(key, ()))
+            record.curve = dict(curves.get(row_key(run), ()))
         records.append(record)
     return records
 
 
 def _as_record(folder, run, settings, measured):
-    """Returns the record of a run, given its settings and its (evaluation, metric, value, signature)."""
     values = {name: {"settings": about} for name, about in settings["evaluations"].items()}
     for evaluation, metric, value, signature in measured:
         one = values.setdefault(evaluation, {})
         one[metric] = value
         if signature:
             one[f"{metric}_signature"] = signature
-    record = RunRecord(
-        *(run.experiment, run.attention, run.method, tuple(f"{k}={value}" for k, value in run.changes)),
-        *(run.seed, folder / str(run), settings),
-        evaluation={"evaluations": values, "finished": settings["finished"]},
-        reached=settings["updates"],
-    )
+    evaluation = {"evaluations": values, "finished": settings["finished"]}
+    record = RunRecord(run, folder / str(run), settings, evaluation)
     record.complete()
+    record.reached = record.updates
     return record
 
 
@@ -362,24 +341,22 @@ def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int,
 
 
 def shown_distances(length: int) -> list[int]:
-    """Returns the distances of recorded weights: all below 32, and every third one from there on."""
+    """Returns the distances of recorded weights."""
     return [n for n in range(length) if n < 32 or (n - 32) % 3 == 0]
 
 
 def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
-    """Reads a CSV file with these columns; raises UserError if it is damaged or has two values of a key."""
+    """Reads a CSV file; raises UserError if it is damaged or has two values of a key."""
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, usecols=columns)
         frame = frame.astype({name: kind for name, kind in TYPES.items() if name in columns})
+        if frame.duplicated(columns[: columns.index("value")]).any():
+            raise ValueError("it has two values of a key")
     except ValueError as error:
         raise _damaged(path, error) from None
-    key = columns[: columns.index("value")]
-    for row in frame[frame.duplicated(key)][key].itertuples(index=False, name=None):
-        raise _damaged(path, f"{', '.join(str(x) for x in row if x)} occurs twice")
     return frame[columns]
 
 
-def _damaged(path, problem):
-    """Returns the error for a damaged file of recorded results."""
-    text = " ".join(str(problem).split())
-    return ValueError(f"{path} is damaged ({text}): restore it, for example with git, and record again")
+def _damaged(path, error):
+    text = " ".join(str(error).split())
+    return UserError(f"{path} is damaged ({text}): restore it, for example with git, and record again")

@@ -23,13 +23,13 @@ LATEX = str.maketrans(LATEX)
 
 
 class Section(NamedTuple):
-    """A table of strings with a title, which may be empty; the names of the columns are the headings."""
+    """A table of strings; its title may be empty, and the columns' names are the headings."""
 
     title: str
     frame: pd.DataFrame
 
     def lines(self) -> list[tuple[tuple[str, ...], bool]]:
-        """Returns (row, is_new_group) of each row; a new group starts where the first cell changes."""
+        """Returns (row, is_new_group); a group has the same first cell."""
         rows = list(self.frame.itertuples(index=False, name=None))
         return [(row, i > 0 and row[0] != rows[i - 1][0]) for i, row in enumerate(rows)]
 
@@ -41,26 +41,25 @@ class Bold(str):
 
 
 def heading(name: str) -> str:
-    """Returns the name of a column or metric as text."""
     return name.replace("_", " ")
 
 
 def format_number(mean: float, std: float | None, digits: int) -> str:
-    """Returns a mean with its standard deviation as text, such as "95.00 ± 3.00", or "diverged"."""
+    """Returns text such as "95.00 ± 3.00", or "diverged"."""
     if not math.isfinite(mean):
         return "diverged"
     has_std = std is not None and not math.isnan(std)
     return f"{mean:,.{digits}f} ± {std:,.{digits}f}" if has_std else f"{mean:,.{digits}f}"
 
 
-def format_difference(mean: float, low: float, high: float, seeds: int, digits: int) -> str:
-    """Returns a difference as text: "-1.75 [-11.28, +7.78] (2)", with its confidence interval and seeds."""
-    interval = f"[{low:+.{digits}f}, {high:+.{digits}f}] ({seeds})"
-    return f"{mean:+.{digits}f} {interval if seeds > 1 else '(1 seed: no interval)'}"
+def format_difference(of: object, digits: int) -> str:
+    """Returns the result of ``aggregate.difference`` as text: "-1.75 [-11.28, +7.78] (2)"."""
+    interval = f"[{of.low:+.{digits}f}, {of.high:+.{digits}f}] ({of.common_seeds})"
+    return f"{of.difference:+.{digits}f} {interval if of.common_seeds > 1 else '(1 seed: no interval)'}"
 
 
 def _escaped(cells, replacements, bold):
-    """Returns cells with replaced characters; those in bold are inserted into the text ``bold``."""
+    """Returns escaped cells; those in bold are inserted into the text ``bold``."""
     texts = (cell.translate(replacements) for cell in cells)
     return [bold % text if isinstance(cell, Bold) else text for cell, text in zip(cells, texts, strict=True)]
 
@@ -105,7 +104,7 @@ def latex(sections: Iterable[str | Section]) -> Iterator[str]:
 
 
 def show(sections: Iterable[str | Section], format: str | None) -> None:
-    """Prints sections as "markdown" or "latex"; the default is text on a terminal, and Markdown otherwise."""
+    """Prints sections; the default format is text on a terminal, and Markdown otherwise."""
     text = "\n".join(latex(sections) if format == "latex" else markdown(sections))
     if format is None and sys.stdout.isatty():
         Console().print(Markdown(text))

@@ -6,7 +6,7 @@ The page is a single file that needs no network connection. Its template is ``re
 import re
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,13 +16,13 @@ from plotly.offline import get_plotlyjs
 
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.run import RECORDS, Run
-from fairseq_lrpe.experiments.definition.table import SCALES, Table, tables
+from fairseq_lrpe.experiments.definition.table import Table, TableSpec, tables
 from fairseq_lrpe.experiments.execution.progress import describe_folder
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
-from fairseq_lrpe.experiments.reporting.records import RunRecord, by_run, flat_texts, machine, read_runs
+from fairseq_lrpe.experiments.reporting.records import RunRecord, flat_texts, machine, read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section
 from fairseq_lrpe.experiments.reporting.tables import experiment_sections, measured_name, table_sections
 from fairseq_lrpe.utils.errors import UserError
@@ -52,21 +52,15 @@ MAX_LOG_LINE = 500  # number of characters of a log line that are shown
 
 @dataclass
 class Report:
-    """The runs of a results folder, and the tables that have at least one run, with their summaries."""
+    """The runs of a results folder, and the tables that they measure, with summaries."""
 
     results: Path
     records: list[RunRecord]
     runs: dict[Run, RunRecord]
-    tables: list[tuple[Table, pd.DataFrame]] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)  # messages about tables that cannot be shown
-
-    def add_table(self, table: Table) -> None:
-        """Adds a table if at least one of its runs exists."""
-        if self.runs.keys() & set(table.runs()):
-            self.tables.append((table, summarize(table, self.runs)))
+    tables: list[tuple[Table, pd.DataFrame]]
 
     def state_counts(self) -> dict[str, int]:
-        """Returns {state: number of runs}, including the tables' runs that have not been started."""
+        """Returns {state: number of runs}, also of planned ones."""
         counts = Counter(record.state for record in self.records)
         planned = {run for table, _ in self.tables for run in table.runs()}
         counts["not started"] = len(planned - self.runs.keys())
@@ -74,43 +68,36 @@ class Report:
 
 
 def scan(results: Path) -> Report:
-    """Reads all runs below a results folder and finds their tables; raises UserError if there is no run."""
+    """Reads all runs below a results folder and finds their tables."""
     records = read_runs(results)
     if not records:
         raise UserError(f"{results} has no runs: give the folder that was passed as --results")
-    report = Report(results, records, by_run(records))
-    names = {record.experiment for record in records}
-    for name in tables():
-        text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text(errors="replace")
-        if any(experiment in text for experiment in names):  # loading all tables takes long
-            _add_tables(report, name)
-    return report
+    runs = {record.run: record for record in records}
+    found = [table for name in tables() for table in _tables(name, runs)]
+    started = [table for table in found if runs.keys() & set(table.runs())]
+    return Report(results, records, runs, [(table, summarize(table, runs)) for table in started])
 
 
-def _add_tables(report, name):
-    """Adds a table at each scale, without overrides and with those of existing runs of several methods."""
-    found, errors = [], []
-    for scale in SCALES:
-        try:
-            found.append(Table(name, scale))
-        except ValueError as error:  # the table has only one scale, or is invalid
-            errors.append(error)
-    if not found:
-        report.errors.append(f"The table {name} cannot be shown: {errors[0]}")
-    for table in found:
-        report.add_table(table)
-        for overrides, methods in _existing_overrides(table, report).items():
+def _tables(name, runs):
+    """Yields a table at each scale, also with the overrides of runs of several methods."""
+    text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text(errors="replace")
+    if not any(run.experiment in text for run in runs):  # loading all tables takes long
+        return
+    for scale in TableSpec(name).scales:
+        table = Table(name, scale)
+        yield table
+        for overrides, methods in _existing_overrides(table, runs).items():
             if len(methods) > 1:
-                with suppress(ValueError):  # some rows may not support these overrides
-                    report.add_table(Table(name, table.scale, overrides))
+                with suppress(UserError):  # some rows may not support these overrides
+                    yield Table(name, scale, overrides)
 
 
-def _existing_overrides(table, report):
-    """Returns {overrides of existing runs of a table: set of (attention, method) of these runs}."""
+def _existing_overrides(table, runs):
+    """Returns {overrides of a table's runs: (attention, method) of these runs}."""
     own = {key for run in table.runs() for key, _ in run.changes}
     rows = {(run.experiment, run.attention, run.method) for run in table.runs()}
     found = {}
-    for run in report.runs:
+    for run in runs:
         changes = tuple(f"{key}={value}" for key, value in run.changes if key not in own)
         if changes and (run.experiment, run.attention, run.method) in rows:
             found.setdefault(changes, set()).add((run.attention, run.method))
@@ -122,14 +109,13 @@ def render(report: Report, time: datetime) -> str:
     by_state = {state: [record for record in report.records if record.state == state] for state in STATES}
     by_experiment = {}
     for record in report.records:
-        by_experiment.setdefault(record.experiment, []).append(record)
+        by_experiment.setdefault(record.run.experiment, []).append(record)
     settings = [record.settings for record in report.records]
-    machines = Counter((versions(of), machine(of), commit(of)) for of in settings)
+    machines = Counter((_versions(of), machine(of), _commit(of)) for of in settings)
     return blocks.render(
         "report.html.jinja",
         records=report.records,
         ids={record.folder: f"run-{i}" for i, record in enumerate(report.records)},
-        errors=report.errors,
         title=f"Runs in {display_path(report.results)}",
         time=format_time(time),
         plotly=Markup(get_plotlyjs()),
@@ -148,23 +134,22 @@ def render(report: Report, time: datetime) -> str:
 
 
 def _table(report, number, table, summary):
-    """Returns the variables of the template for a table."""
     title, *sections = table_sections(table, summary)
-    records = [report.runs.get(run) for run in table.runs()]
-    states = Counter(record.state if record else "not started" for record in records)
+    records = [report.runs[run] for run in table.runs() if run in report.runs]
+    states = Counter(record.state for record in records)
+    states["not started"] = len(table.runs()) - len(records)
     return {
         "title": title,
         "name": table_name(table),
         "sections": sections,
         "notes": _notes(table, summary, next(part for part in sections if isinstance(part, Section)).frame),
         "states": ", ".join(f"{states[state]} {state}" for state in STATES if states[state]),
-        "damaged": [record for record in records if record and record.state == "damaged"],
+        "damaged": [record for record in records if record.state == "damaged"],
         "plot": figure_html(column_figure(table, summary), f"plot-table-{number}"),
     }
 
 
 def _notes(table, summary, frame):
-    """Yields explanations of the cells of a table."""
     cells = {cell for column in frame.columns[2:] for cell in frame[column]}
     if summary["paper"].notna().any():
         ours = measured_name(table)
@@ -175,14 +160,13 @@ def _notes(table, summary, frame):
 
 
 def _experiment(number, name, records):
-    """Returns the variables of the template for an experiment."""
     _, *sections = experiment_sections(records)
     plot = figure_html(curve_figure(experiment_lines(records)), f"plot-experiment-{number}")
     return {"name": name, "sections": sections, "plot": plot}
 
 
 def _details(record):
-    """Returns {fact: value} of a run, and {title: {key: value}} of its measurements and settings."""
+    """Returns {fact: value} of a run, and {title: {key: value}} of its files."""
     settings, evaluation = record.settings, record.evaluation
     facts = {
         "state": record.describe_state(),
@@ -190,9 +174,9 @@ def _details(record):
         "started": settings.get("started"),
         "finished": evaluation.get("finished"),
         "last updated": _last_updated(record),
-        "versions": versions(settings),
+        "versions": _versions(settings),
         "machine": machine(settings),
-        "commit": commit(settings),
+        "commit": _commit(settings),
         "folder": blocks.breakable(display_path(record.folder)),
         "files": ", ".join(sorted(path.name for path in record.folder.glob("*"))),
     }
@@ -201,13 +185,11 @@ def _details(record):
     return facts, {title: flat_texts(content) for title, content in texts.items() if content}
 
 
-def versions(settings: dict) -> str:
-    """Returns the versions in a run.json as text."""
+def _versions(settings):
     return ", ".join(f"{name} {x}" for name, x in settings.get("versions", {}).items()) or "-"
 
 
-def commit(settings: dict) -> str:
-    """Returns the git revision in a run.json as text."""
+def _commit(settings):
     git = settings.get("git", {})
     dirty = " with changes" if git.get("dirty") else ""
     return f"{git['revision'][:12]}{dirty}" if git.get("revision") else "-"
@@ -226,5 +208,4 @@ def _last_updated(record):
 
 
 def format_time(time: datetime) -> str:
-    """Returns a time in UTC as text."""
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

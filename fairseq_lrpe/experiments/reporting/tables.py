@@ -1,44 +1,42 @@
-"""Prints tables with published and measured numbers, and lists of all runs of an experiment."""
+"""Prints tables of papers, all runs of an experiment, and comparisons of two runs."""
 
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.run import Run, run_folders
+from fairseq_lrpe.experiments.definition.run import Run, experiment_of
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
-from fairseq_lrpe.experiments.reporting.records import RunRecord, by_run, is_recorded, read_runs
+from fairseq_lrpe.experiments.reporting.records import RunRecord, flat_texts, read_run, read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number, heading
 from fairseq_lrpe.utils.errors import UserError
 
+IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
+"""Settings in run.json that do not distinguish runs in a comparison."""
+
 
 def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
-    """Returns {run: record} of a table's runs; damaged runs are reported on stderr.
-
-    Raises:
-        UserError: there is no run that can be read.
-    """
+    """Returns {run: record} of a table's runs; damaged runs are reported on stderr."""
     runs = dict.fromkeys(run for cell in table.cells for run in cell.runs)
-    records = by_run(read_runs(results, {run.folder(results): None for run in runs}))
-    for record in records.values():
-        if record.problem is not None:
-            message = f"{record.folder} cannot be read ({record.problem}) and counts as missing"
-            print(f"results: {message}", file=sys.stderr)
-    if all(record.problem is not None for record in records.values()):
+    found = read_runs(results, {run.folder(results): None for run in runs})
+    records = {record.run: record for record in found}
+    damaged = [record for record in found if record.problem is not None]
+    for record in damaged:
+        message = f"{record.folder} cannot be read ({record.problem}) and counts as missing"
+        print(f"results: {message}", file=sys.stderr)
+    if len(damaged) == len(found):
         example = results / str(table.runs()[0])
         raise UserError(f"{results} has no run of the table {table.name!r} at this scale, such as {example}")
     return records
 
 
 def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
-    """Prints a table as "markdown", "latex", "csv" or, by default, like ``renderers.show``.
-
-    Returns the result of ``summarize``.
-    """
+    """Prints a table as "markdown", "latex", "csv" or, by default, like ``renderers.show``."""
     summary = summarize(table, records)
     if format == "csv":
         renderers.show_csv(summary[aggregate.CSV], "seeds")
@@ -48,12 +46,12 @@ def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | Non
 
 
 def measured_name(table: Table) -> str:
-    """Returns what the columns of measured numbers are labelled with, such as "mini" at that scale."""
+    """Returns the label of measured numbers, such as "mini" at that scale."""
     return "measured" if table.scale == "full" else table.scale
 
 
 def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Section]:
-    """Yields the parts of a printed table: lines of text, and sections with a DataFrame of strings."""
+    """Yields the parts of a printed table: lines of text, and sections."""
     yield from _heading(table, summary)
     ours = measured_name(table)
     lengths = _lengths_apart(summary)
@@ -81,7 +79,6 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
 
 
 def _heading(table, summary):
-    """Yields the lines above a table: its title, its source and the measured metrics."""
     metrics, trained = {}, {}
     for cell in summary[summary["metric"].notna()].itertuples():
         metric = f"{heading(cell.metric)} ({cell.better} is better)"
@@ -113,7 +110,7 @@ def _heading(table, summary):
 
 
 def _lengths_apart(summary):
-    """Returns {(attention, row): lengths in words} of the rows that were trained for a different length."""
+    """Returns {(attention, row): lengths in words} of the rows with a different length."""
     apart = summary[summary["is_apart"]].groupby(["attention", "row"], sort=False)["lengths"]
     return {key: describe_lengths(sorted({x for cell in cells for x in cell})) for key, cells in apart}
 
@@ -136,7 +133,6 @@ def _grid(cells: pd.DataFrame, texts: Callable) -> pd.DataFrame:
 
 
 def _values(summary, ours):
-    """Returns the published and measured numbers as text; ``ours`` is the suffix of measured columns."""
     has_paper = summary["paper"].notna().any()
 
     def texts(cell):
@@ -151,14 +147,14 @@ def _values(summary, ours):
 
 
 def format_published(mean: float, std: float) -> str:
-    """Returns a published number as text, with two decimals or up to four if the number has them."""
+    """Returns a published number as text, with two to four decimals."""
     numbers = [x for x in (mean, std) if x == x]
     digits = next((n for n in (2, 3) if all(round(x, n) == x for x in numbers)), 4)
     return format_number(mean, std, digits)
 
 
 def _ranks(summary, ours):
-    """Returns the ranks as text, with Spearman's rank correlation as the last row of each attention."""
+    """Returns the ranks as text; the last row of each attention has Spearman's ρ."""
     ranked = summary[summary["rank"].notna()].assign(label=summary["row"])
     frame = _grid(ranked, lambda cell: {"paper": f"{cell.paper_rank:g}", ours: f"{cell.rank:g}"})
     correlations, groups = aggregate.rank_correlations(ranked), []
@@ -171,17 +167,15 @@ def _ranks(summary, ours):
 
 
 def _difference(cell):
-    numbers = cell.difference, cell.low, cell.high, cell.common_seeds
-    return {"": renderers.format_difference(*numbers, cell.decimals)}
+    return {"": renderers.format_difference(cell, cell.decimals)}
 
 
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
-    """Reads all runs of an experiment, whose YAML file may be missing; raises UserError without runs."""
-    folders = None if is_recorded(results) else run_folders(results / experiment, Path())
-    name = Path(experiment).as_posix()
-    records = [record for record in read_runs(results, folders) if record.experiment == name]
+    """Reads all runs of an experiment, whose YAML file may be missing."""
+    found = read_runs(results)
+    records = [record for record in found if record.run.experiment == experiment]
     if not records:
-        names = dict.fromkeys(record.experiment for record in read_runs(results))
+        names = dict.fromkeys(record.run.experiment for record in found)
         existing = f"it has runs of {', '.join(names)}" if names else "it has no runs at all"
         raise UserError(f"{results} has no run of the experiment {experiment!r}: {existing}")
     return records
@@ -196,8 +190,8 @@ def show_experiment(records: list[RunRecord], format: str | None = None) -> None
 
 
 def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
-    """Yields the parts of a printed experiment: lines of text, and a section with a DataFrame of strings."""
-    yield f"all runs of {records[0].experiment}"
+    """Yields the parts of a printed experiment: lines of text, and a section."""
+    yield f"all runs of {records[0].run.experiment}"
     yield "mean ± sample standard deviation over the seeds (number of seeds, if some are not measured)"
     lines = {}
     for run in summarize_runs(records).itertuples():
@@ -209,3 +203,46 @@ def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
             number = format_number(run.mean, run.std, int(run.decimals))
             line[heading(f"{run.evaluation} {run.metric}")] = number + count
     yield Section("", pd.DataFrame(list(lines.values())).fillna("-"))
+
+
+def read_seeds(folder: Path) -> list[RunRecord]:
+    """Returns the records of all seeds of a run, given its folder or that of a seed."""
+    parent = folder.parent if folder.name.startswith("seed-") else folder
+    results = next((path for path in parent.parents if experiment_of(parent / "seed-1", path)), None)
+    folders = sorted(path for path in parent.glob("seed-*") if path.is_dir())
+    if results is None or not folders:
+        raise UserError(f"{folder} is not the folder of a run, such as results/lm/mini/linear_rope/seed-1")
+    records = [read_run(path, results) for path in folders]
+    if damaged := next((record for record in records if record.problem), None):
+        raise UserError(f"{damaged.folder} cannot be read: {damaged.problem}")
+    return records
+
+
+def different_settings(a: RunRecord, b: RunRecord) -> pd.DataFrame:
+    """Returns the settings in which two runs differ, with the columns setting, a and b."""
+    settings = [flat_texts(run.settings) for run in (a, b)]
+    frame = pd.DataFrame(settings, index=["a", "b"], dtype=object).T.fillna("-")
+    frame = frame[(frame["a"] != frame["b"]) & ~frame.index.isin(IGNORED)]
+    return frame.reset_index(names="setting")
+
+
+def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
+    """Yields the parts of a printed comparison of the runs in two folders."""
+    runs = [read_seeds(folder) for folder in (a, b)]
+    first = [records[0] for records in runs]
+    for name, records, record in zip("ab", runs, first, strict=True):
+        yield f"{name}: {record.folder.parent} (seeds {', '.join(str(of.run.seed) for of in records)})"
+    settings = different_settings(*first)
+    yield Section("settings that differ", settings) if len(settings) else "no settings differ"
+    ours, theirs = map(aggregate.values_by_metric, runs)
+    lines = []
+    for evaluation, metric in dict.fromkeys([*ours, *theirs]):
+        pair = [values.get((evaluation, metric), {}) for values in (ours, theirs)]
+        digits = first[0].kind.decimals.get(metric, 2)
+        means = [format_number(*aggregate.mean_and_std([*of.values()]), digits) if of else "-" for of in pair]
+        found = SimpleNamespace(**aggregate.difference(pair[1], pair[0]))
+        change = renderers.format_difference(found, digits) if found.common_seeds else "no common seed"
+        lines.append((evaluation, metric, *means, change))
+    title = "mean ± sample standard deviation; b - a: mean [95% confidence interval] (common seeds)"
+    frame = pd.DataFrame(lines, columns=["evaluation", "metric", "a", "b", "b - a"])
+    yield Section(title, frame) if lines else "neither run has measurements"

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fairseq_lrpe.benchmarks import measurement, train
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.estimation import cost
-from fairseq_lrpe.experiments.estimation.corpora import Corpus
+from fairseq_lrpe.experiments.estimation.cost import Corpus
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.subprocesses import as_flags
 

@@ -61,7 +61,7 @@ def test_damaged_seed_and_evaluation_of_a_single_seed(folder):
     path.write_text(json.dumps(record))
     header, _, row, *_ = cells(shown(folder))
     assert row[3] == "3" and row[6] == "102.00 ± 2.83 (2)"
-    assert row[5] == "seed 2 damaged (run.json is not a JSON object)"
+    assert row[5] == "seed 2 damaged: run.json is not a JSON object"
     assert header[-1] == "far perplexity" and row[-1] == "7.00 (1)"
 
 

@@ -3,6 +3,7 @@
 import pytest
 from tiny import write_run
 
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.reporting.records import read_run
 
 KIND = '"kind": "lm"'
@@ -26,5 +27,4 @@ def test_damaged_files(name, content, problem, tmp_path):
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     record = read_run(folder, tmp_path)
     assert record.state == "damaged" and problem in record.problem
-    assert (record.experiment, record.method, record.seed) == ("lm/gone", "base", 1)
-    assert record.changes == ("updates=800",)
+    assert record.run == Run("lm/gone", "linear", "base", 1, (("updates", "800"),))
