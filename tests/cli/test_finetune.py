@@ -133,16 +133,11 @@ def test_table_pretrains_and_then_fine_tunes(place, done):
             assert first < steps.index(["started", trial]) < steps.index(["finished", trial]) < last
         assert (data_folder(place, task) / "evaluation.json").exists()
     assert "measured on roberta/mini (4 updates), glue/mini (3 epochs)" in done.stdout
-    header = next(line for line in done.stdout.splitlines() if "rte (paper)" in line)
-    assert "sts b (mini)" in header and "loss (mini)" in header
-    assert "cola" not in header and "mnli" not in header
 
 
 def test_finished_runs_are_not_repeated(place, done):
     again = run(place, "table", *TABLE, RATES)
     assert again.returncode == 0 and "started" not in again.stdout, again.stderr
-    other = run(place, "table", *TABLE, "choose.train.lr=[1e-2]", "--dry-run")
-    assert other.returncode == 0 and other.stdout.count("fairseq-train") == 1 + 2
     words = ["glue/mini", "rope", "task=RTE", RATES, f"starts_from={CHECKPOINT}", "--cpu"]
     single = run(place, "train", *words)
     assert single.stdout == f"already finished: {data_folder(place, 'RTE')}\n", single.stderr
@@ -198,8 +193,6 @@ def test_a_submission(place, done, tmp_path):
     assert [row[0] for row in labels[1:]] == [str(i) for i in range(ROWS["test"])]
     assert {row[1] for row in labels[1:]} <= {"entailment", "not_entailment"}
     assert all(float(row[1]) is not None for row in scores[1:])
-    nothing = run(place, "glue-submission", "results/glue")
-    assert nothing.returncode == 1 and "has no finished runs of GLUE" in nothing.stderr
 
 
 SECOND = (CHECKPOINT, "RTE", "--experiment", "glue/mini", "--seeds", "2", "--cpu")
@@ -242,7 +235,6 @@ def test_other_settings_in_the_same_folder_are_rejected(place, second, tmp_path)
     for program, words, message in (
         ("finetune", (other, *SECOND[1:]), f"it was initialized from another checkpoint, {CHECKPOINT}"),
         ("finetune", (*SECOND, f"data={tmp_path}/glue"), "data.RTE/bin/input0/valid.bin was "),
-        ("train", (*single, "task=RTE", "--", "--clip-norm", "1"), "flags was [], now ['--clip-norm', '1']"),
         ("train", (*single, "task=RTE", lost, "--", "--clip-norm", "1"), "flags was [], now ["),
     ):
         failed = run(place, program, *words)
@@ -265,13 +257,10 @@ def test_invalid_arguments(place, done, tmp_path):
     checkpoint = place / CHECKPOINT
     given = ("--experiment", "glue/mini", "--cpu", "--results", tmp_path / "r", f"data={place}/data/glue")
     assert "unknown GLUE task 'RTA': choose from CoLA, SST-2" in error_of(checkpoint, "RTA", *given)
-    assert "nothing.pt does not exist" in error_of(tmp_path / "nothing.pt", "RTE", *given)
     lacking = error_of(checkpoint, "RTE", "CoLA", *given)
     assert "data/glue lacks CoLA/bin/rows.json, CoLA/bin/input0/dict.txt" in lacking
     none = error_of(checkpoint, "RTE", *given, "evaluations.valid=null")
     assert "glue/mini/linear_rope/task=RTE/seed-1 needs an evaluation to compare" in none
-    other = error_of(checkpoint, "RTE", "--experiment", "roberta/mini")
-    assert "roberta/mini does not fine-tune on GLUE" in other
 
     state = torch.load(checkpoint, weights_only=True)
     weights = state["model"]

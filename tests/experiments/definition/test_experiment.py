@@ -3,9 +3,9 @@
 import pytest
 import torch
 from fairseq import options, tasks
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from tiny_models import dictionary_of
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.experiments.definition import experiment as experiments
@@ -115,11 +115,8 @@ def test_indivisible_batch_is_rejected(gpus, nodes, overrides, numbers):
     ("updatse=1", "has no key 'updatse' (did you mean 'updates'?): use a key of"),
     ("batch.totl=8", "'batch.totl' (did you mean 'batch.total'?): choose from total, per_gpu, unit"),
     ("updates", "'updates' is not an override: expected KEY=VALUE"),
-    ("updates.x=1", "has no key 'updates.x'"),
-    ("updates=many", "updates: input should be a valid integer"),
     ("batch.per_gpu=0", "batch.per_gpu: input should be greater than 0"),
     ("evaluations.far={split: test, lenght: 9}", "evaluations.far.lenght: extra inputs are not permitted"),
-    ("grid.train.lr=[]", "grid.train.lr: list should have at least 1 item"),
 ])  # fmt: skip
 def test_invalid_overrides(override, message):
     with pytest.raises(ValueError) as error:
@@ -147,7 +144,6 @@ def test_every_flag_of_fairseq_train_can_be_set():
     ("lm/wikitext", "base", "linear", "'lm/wikitext' (did you mean 'lm/wikitext103'?): `bash "),
     ("lm/mini", "bsae", "linear", "unknown method 'bsae' (did you mean 'base'?): `lrpe methods` lists"),
     ("lm/mini", "t5", "linear", "'t5' does not exist in linear attention: `lrpe methods` lists"),
-    ("lm/mini", "base", "cosine", "unknown attention 'cosine': choose from linear, softmax"),
 ])  # fmt: skip
 def test_unknown_names(experiment, method, attention, message):
     with pytest.raises(ValueError) as error:
@@ -165,8 +161,8 @@ def test_methods_with_the_same_flags_are_one_run():
 # --- runs and their changes ---------------------------------------------------------------------------
 
 
-def runs(overrides=(), experiment="lm/mini", method="shaw", **more):
-    return Experiment.load(experiment, overrides).runs("softmax", method, [1], **more)
+def runs(overrides=(), method="shaw", **more):
+    return Experiment.load("lm/mini", overrides).runs("softmax", method, [1], **more)
 
 
 def test_folder_names_contain_the_changes():
@@ -212,13 +208,8 @@ def test_trials_are_runs_with_a_change():
     ]
     trials = experiment.trials(run)
     assert experiment.needs(run) == trials and not experiment.trials(trials[0])
-    assert not Experiment.load("lm/mini", ["choose.train.shaw_k=[4, 8]", "choose=null"]).trials(run)
-
-
-def test_trials_skip_options_of_other_encodings():
-    experiment = Experiment.load("lm/mini", ["choose.train.shaw_k=[4, 8]"])
-    [run] = experiment.runs("softmax", "xl", [1])
-    assert not experiment.trials(run)
+    [other] = experiment.runs("softmax", "xl", [1])  # shaw_k is no option of its encoding
+    assert not experiment.trials(other)
 
 
 def test_fine_tuning_needs_the_pretraining():
@@ -252,12 +243,9 @@ VALID = "kind: lm\ndata: x\nbatch: {total: 8, per_gpu: 8}"
 
 @pytest.mark.parametrize("text, message", [
     ("kidn: x", "lm/own.yaml: kidn: extra inputs are not permitted"),
-    ("batch: {totl: 3}", "batch.totl: extra inputs are not permitted"),
-    ("choose: {train.lr: 3}", "choose.train.lr: input should be a valid list"),
-    ("kind: langauge", "kind: unknown kind 'langauge': choose from classification, glue, image_"),
+    ("kind: langauge", "kind: unknown kind 'langauge'"),
     ("defaults: lm/nowhere", "defaults: lm/nowhere does not exist"),
     ("a: [", "is not valid YAML: "),
-    ("- a", "is not a mapping"),
     ("evaluations: {training: {split: test}}", "evaluations: the name 'training' is reserved"),
 ])  # fmt: skip
 def test_errors_name_file_and_key(text, message, tmp_path, monkeypatch):
@@ -281,19 +269,6 @@ def test_options_of_other_encodings_are_rejected():
 # --- models at the papers' size --------------------------------------------------------------------
 
 
-def parsed(data_bin, experiment, *launch, **kwargs):
-    words = command(experiment, *launch, overrides=[f"data={data_bin}"], **kwargs)
-    parser = options.get_training_parser()
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words[1:]))
-
-
-def dictionary(size):
-    found = Dictionary()
-    for i in range(size - len(found)):
-        found.add_symbol(f"w{i}")
-    return found
-
-
 LAYER = 4 * (512 * 512 + 512) + (512 * 2048 + 2048) + (2048 * 512 + 512) + 2 * 2 * 512
 BODY = 6 * LAYER + 2 * 512  # and the last LayerNorm
 
@@ -306,8 +281,10 @@ BODY = 6 * LAYER + 2 * 512  # and the last LayerNorm
 ])  # fmt: skip
 def test_parameters_at_the_papers_size(data_bin, experiment, attention, method, vocabulary, own):
     """``own`` are the method's parameters: 64 angles per layer, and the LayerNorm of linear attention."""
-    cfg = parsed(data_bin, experiment, method, attention)
-    task = LanguageModelingTask(cfg.task, dictionary(vocabulary))
+    words = command(experiment, method, attention, overrides=[f"data={data_bin}"])
+    args = options.parse_args_and_arch(options.get_training_parser(), words[1:])
+    cfg = convert_namespace_to_omegaconf(args)
+    task = LanguageModelingTask(cfg.task, dictionary_of(vocabulary))
     with torch.device("meta"):
         model = tasks.FairseqTask.build_model(task, cfg.model)
     assert sum(p.numel() for p in model.parameters()) == vocabulary * 512 + BODY + own

@@ -157,16 +157,15 @@ def test_records_are_read_like_runs(folder, records):
     keys = ["method", "seed", "evaluation"]
     ours, theirs = (x.sort_values(keys).reset_index(drop=True) for x in (ours, theirs))
     pd.testing.assert_frame_equal(ours, theirs)
-    for words in (["--table", "tmlr_table2", "--scale", "mini"], ["--experiment", "lm/mini"]):
-        ours, theirs = (call(x, *words, "--format", "csv") for x in (records, folder))
-        assert ours.returncode == 0 and sorted(ours.stdout) == sorted(theirs.stdout)
+    words = ["--table", "tmlr_table2", "--scale", "mini", "--format", "csv"]
+    ours, theirs = (call(x, *words) for x in (records, folder))
+    assert ours.returncode == 0 and sorted(ours.stdout) == sorted(theirs.stdout)
+    assert "contains recorded results" in call(records, "--record", records).stderr
 
 
 @pytest.mark.parametrize("name, old, new, problem", [
-    ("measurements.csv", "metric,value", "metric,number", "columns expected but not found"),
     ("measurements.csv", ",rope,,2,", ",rope,,1,", "rope, 1, test, perplexity occurs twice"),
     ("curves/lm-mini.csv", ",400.0", ",many", "could not convert"),
-    ("settings/lm-mini.jsonl", "{", "", "Extra data"),
 ])  # fmt: skip
 def test_damaged_records(name, old, new, problem, folder, records):
     path = records / name
@@ -229,16 +228,6 @@ def test_diverged_runs(folder, tmp_path):
     assert check(folder, tmp_path / "records")[0] == 1
 
 
-@pytest.mark.parametrize("words, message", [
-    (["{folder}", "--check", "{folder}"], "has no measurements.csv, which `lrpe results"),
-    (["{records}", "--record", "{records}"], "contains recorded results"),
-    (["{records}", "--check", "{records}", "--scale", "mini"], "need --table"),
-])  # fmt: skip
-def test_invalid_calls(words, message, folder, records):
-    done = call(*(word.format(folder=folder, records=records) for word in words))
-    assert done.returncode == 1 and message in done.stderr.splitlines()[-1] and not done.stdout
-
-
 def test_the_page_agrees_with_the_records():
     """If this test fails, run `lrpe results --write-docs`."""
     folder = REPOSITORY / "docs/results"
@@ -249,19 +238,11 @@ def test_page(records, monkeypatch):
     monkeypatch.setattr(recording, "tables", lambda: ["quickstart", "tmlr_table2"])
     (records / "notes").mkdir()
     (records / "notes/tmlr_table2.md").write_text("Our commentary.\n")
-    (records / "notes/other.md").write_text("## Other (1): text\n\nMore.\n")
     assert call(records, "--write-docs", records).returncode == 0
     text = records.with_name("records.md").read_text()
-    assert "[measurements.csv](records/measurements.csv)" in text
-    assert "Below the tables: [Other (1): text](#other-1-text)." in text
-    assert "| [tmlr_table2](#tmlr_table2) | Causal language models with" in text
     assert "| 4 of 24 | 0 of 24 | 0 of 80 |" in text
-    assert "| quickstart | Four small language models with linear attention | - | - | 0 of 4 |" in text
-    assert "## quickstart" not in text
+    assert "| - | - | 0 of 4 |" in text and "## quickstart" not in text
     _, section = text.split("## tmlr_table2\n")
     assert section.count("Scale: ") == 1 and section.startswith("\nScale: mini")
     assert "| linear | RoPE | 33.36 ± 0.20 | 35.33 ± 1.00 (3) |" in section
-    assert section.endswith("\n\nOur commentary.\n\n## Other (1): text\n\nMore.\n")
-    (records / "notes/tmlr_table22.md").touch()
-    message = "neither starts with a heading nor is a commentary on a table (did you mean 'tmlr_table2'?)"
-    assert message in call(records, "--write-docs", records).stderr
+    assert section.endswith("\n\nOur commentary.\n")

@@ -44,7 +44,7 @@ def test_settings_match_the_papers():
         ("qqp", 80_000, 4000, 4000),
         ("mnli", 120_000, 4000, 4000),
     ):
-        cfg = Experiment.load(f"classification/{name}").cfg
+        cfg = Experiment.load(f"classifier/{name}").cfg
         given = cfg.train
         assert [cfg.updates, given.warmup_updates, given.validate_interval_updates] == expected
         assert given.total_num_update == cfg.updates and cfg.batch.total == 64 and given.lr == 2e-5

@@ -30,11 +30,6 @@ def test_evaluation_with_several_memories(data_bin, tmp_path):
     assert done.returncode == 0, done.stderr
     found = measured(tmp_path)
     assert set(found) == {"training", "test_m0", "test_m64", "test_m256", "far"}
-    [log] = tmp_path.rglob("eval-far.log")
-    command = log.read_text().splitlines()[0]
-    flags = "memory hidden, memory-length 40, tokens-per-sample 8, streams 2, clamp-length 20, same-length"
-    for flag in flags.split(", "):
-        assert f"--{flag}" in command
     none, some, all_, far = (found[x]["perplexity"] for x in ("test_m0", "test_m64", "test_m256", "far"))
     assert len({none, some, far}) == 3 and all(1 < x < 100 for x in (none, some, far))
     assert some == all_  # a stream of this text has fewer than 64 tokens
@@ -58,8 +53,6 @@ def test_the_papers_model_with_adaptive_softmax(data_bin, tmp_path):
 
 @pytest.mark.parametrize("attention, method, change, message", [
     ("softmax", "rope", "evaluations.x={split: test, clamp: 9}", "set evaluations.x.clamp=0"),
-    ("linear", "rope", "evaluations.x={split: test, same_length: true}", "set evaluations.x.same_length="),
-    ("softmax", "xl", "evaluations.x={split: test, memory: -1}", "memory: must be a non-negative"),
     ("softmax", "xl", "train.memory=state", "--memory state includes all previous positions"),
     ("softmax", "xl", "batch.unit=tokens", "batch.unit=tokens: memory_lm needs batch.unit=seq"),
 ])  # fmt: skip

@@ -5,8 +5,9 @@ import itertools
 import pytest
 import sacrebleu
 from omegaconf import OmegaConf
-from tiny import REPOSITORY, run_command, run_here
+from tiny import REPOSITORY, run_here
 
+import fairseq_lrpe
 from fairseq_lrpe.cli import results as results_command
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.experiments.definition.experiment import Experiment
@@ -49,24 +50,14 @@ def test_fairseqs_own_model(train_translation, small_translation, tmp_path):
     assert "transformer/multi30k/softmax_fairseq/" in str(run)
     assert "--arch transformer " in (run / "command.sh").read_text()
     found = OmegaConf.load(run / "evaluation.json").evaluations.test.sacrebleu
-    words = [
-        "--results",
-        tmp_path,
-        "--table",
-        "iclr_table4",
-        "--scale",
-        "mini",
-        "seeds=[1]",
-        *small_translation,
-    ]
-    shown = run_here(results_command.main, *words)
+    words = ["--results", tmp_path, "--table", "iclr_table4", "--scale", "mini", "seeds=[1]"]
+    shown = run_here(results_command.main, *words, *small_translation)
     assert shown.returncode == 0, shown.stderr
     row = next(line for line in shown.stdout.splitlines() if line.startswith("| softmax | fairseq |"))
     assert row.endswith(f"| - | {found:.2f} (1) |")  # no published number
     assert "wmt14_en_de_test: sacrebleu, signature nrefs:1|case:mixed|eff:no|tok:13a" in shown.stdout
-    words = ["python", "-m", "fairseq_lrpe", "generate", run / "checkpoints/checkpoint_best.pt"]
-    generated = run_command(*words, "--cpu", text="A cat .\n")
-    assert generated.returncode == 0 and len(generated.stdout.splitlines()) == 1, generated.stderr
+    model = fairseq_lrpe.load_model(run / "checkpoints/checkpoint_best.pt", cpu=True)
+    assert len(model.translate(["A cat ."])) == 1
 
 
 @pytest.mark.parametrize("gpus, update_freq", [(0, 8), (8, 1)])
