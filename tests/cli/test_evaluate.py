@@ -106,12 +106,6 @@ def test_context_window_of_a_finished_run(trained, small, data_bin):
     assert window["perplexity"] == pytest.approx(expected, abs=0.006) and window["tokens"] == tokens
 
 
-def test_invalid_context_window(small):
-    done = run_here(train.main, *small, "evaluations.window={split: test, context_window: 32}")
-    [line] = done.stderr.strip().splitlines()
-    assert done.returncode == 1 and "window.context_window must be below the 32 tokens" in line
-
-
 def error_of(folder, *lengths):
     with pytest.raises(ValueError) as error:
         evaluate_lengths(load_job(folder, lengths), lengths)

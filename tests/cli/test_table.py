@@ -54,15 +54,6 @@ CHANGES = "batch.total=4/train.decoder_embed_dim=32/train.decoder_ffn_embed_dim=
 CHANGES += "train.tokens_per_sample=32/updates=4"
 
 
-def test_cores_are_shared_unless_omp_num_threads_is_set(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert scheduler.share_of_machine(0, 3, None) == {"OMP_NUM_THREADS": "2"}
-    assert scheduler.share_of_machine(0, 9, None) == {"OMP_NUM_THREADS": "1"}
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert scheduler.share_of_machine(0, 3, None) == {"OMP_NUM_THREADS": "5"}
-
-
 def test_gpus_are_shared(monkeypatch):
     pretend_gpus(monkeypatch, {f"card {i}": (8, 0) for i in range(4)}, ["sm_80"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")

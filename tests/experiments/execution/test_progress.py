@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import os
 from types import SimpleNamespace
 
@@ -24,12 +23,12 @@ def line(kind, **entry):
 
 @pytest.fixture
 def shown(monkeypatch):
-    """shown(folder, terminal): the output for three lines of fairseq's log."""
+    """shown(folder): the output for three lines of fairseq's log."""
 
-    def shown(folder, terminal):
+    def shown(folder):
         job = SimpleNamespace(run="a/run", updates=1100, stop=None, kind=KINDS["lm"])
         output = io.StringIO()
-        options = {"file": output, "force_terminal": terminal, "width": 300, "color_system": None}
+        options = {"file": output, "force_terminal": True, "width": 300, "color_system": None}
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(progress, "Console", lambda **_: Console(**options))
         with progress.show_training(job, Log(folder)) as record:
@@ -42,16 +41,10 @@ def shown(monkeypatch):
 
 
 def test_terminal_shows_one_line_and_the_validations(shown, tmp_path):
-    output = shown(tmp_path, terminal=True)
+    output = shown(tmp_path)
     status = "100 of 1,100 updates, loss 3.5, ppl 11.31, 2,000 tokens/s, 0:08:32 left, log "
     assert f"{status}{tmp_path}/train.log" in output
     assert "    100 updates: valid ppl 10.56\n" in output and "a/run" not in output
-
-
-def test_pipe_gets_lines_with_the_name_of_the_run(shown, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "REPORT_INTERVAL", math.inf)
-    start = f"a/run: 0 of 1,100 updates, log {tmp_path}/train.log"
-    assert shown(tmp_path, terminal=False).splitlines() == [start, "    100 updates: valid ppl 10.56"]
 
 
 def test_job_is_described_by_its_current_trial(tmp_path):

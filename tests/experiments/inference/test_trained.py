@@ -74,7 +74,6 @@ def test_denormals_are_flushed_in_commands_of_fairseq(program, flushes):
 
 def test_sampled_text(language_model):
     model = fairseq_lrpe.load_model(language_model, cpu=True)
-    assert not model.model.training and model.task.dictionary.index("w1") > 3
     options = {"length": 30, "temperature": 0.7, "top_k": 9, "top_p": 0.95, "seed": 3}
     text = model.sample(TEXT, **options)
     assert text.startswith(" w") and text == "".join(model.stream(TEXT, **options)) and "\n" not in text
@@ -147,9 +146,6 @@ def test_classified_images(tmp_path):
     found = model.classify(files)
     rows = [f"{file.name}\t{x.label}\t{x.probability:.4f}" for file, x in zip(files, found, strict=True)]
     assert done.stdout.splitlines()[1:] == rows and found[5] == found[6]
-    (pictures / "7.jpg").write_text("x")
-    with pytest.raises(ValueError, match="it is not a JPEG, PNG, "):
-        model.classify([pictures / "7.jpg"])
 
 
 @pytest.fixture(scope="module")

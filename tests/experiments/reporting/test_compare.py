@@ -52,10 +52,8 @@ def test_runs_without_common_seeds(results):
     assert done.returncode == 0 and "| config.train.lr | 0.1 | 0.2 |" in done.stdout
 
 
-def test_wrong_folders(results, tmp_path):
+def test_wrong_folders(results):
     a, b = folders(results)
-    for wrong in (results / "lm", tmp_path / "missing"):
-        done = run_here(command.main, a, wrong)
-        assert done.returncode == 1 and "is not the folder of a run" in done.stderr
+    assert "is not the folder of a run" in run_here(command.main, a, results / "lm").stderr
     (b / "seed-2/run.json").write_text("{")
     assert "cannot be read" in run_here(command.main, a, b).stderr

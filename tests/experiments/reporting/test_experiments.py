@@ -1,15 +1,11 @@
 """``lrpe results --experiment``: all runs of an experiment."""
 
-import csv
-import io
 import json
 
 import pytest
 from tiny import run_here, write_run
 
 from fairseq_lrpe.cli import results
-from fairseq_lrpe.experiments.reporting import plots
-from fairseq_lrpe.experiments.reporting.tables import read_experiment_runs
 
 UPDATES = "updates=800"
 
@@ -26,19 +22,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-def shown(folder, *words):
-    done = run_here(results.main, "--results", folder, "--experiment", "lm/gone", *words)
+def shown(folder):
+    """Returns the cells of the table."""
+    done = run_here(results.main, "--results", folder, "--experiment", "lm/gone")
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def cells(text):
-    rows = (line.strip("|").split("|") for line in text.splitlines() if "|" in line)
+    rows = (line.strip("|").split("|") for line in done.stdout.splitlines() if "|" in line)
     return [[cell.strip() for cell in row] for row in rows]
 
 
 def test_rows_and_columns(folder):
-    header, _, *rows = cells(shown(folder))
+    header, _, *rows = shown(folder)
     columns = "attention", "method", "changes", "seeds", "length", "state", "valid perplexity", "valid bits"
     assert tuple(header) == columns
     stopped = "seed 8 stopped at 200 of 400"
@@ -55,17 +48,7 @@ def test_damaged_seed_and_evaluation_of_a_single_seed(folder):
     record = json.loads(path.read_text())
     record["evaluations"] |= {"far": {"settings": {}, "perplexity": 7.0}}
     path.write_text(json.dumps(record))
-    header, _, row, *_ = cells(shown(folder))
+    header, _, row, *_ = shown(folder)
     assert row[3] == "3" and row[6] == "102.00 ± 2.83 (2)"
     assert row[5] == "seed 2 damaged (run.json is not a JSON object)"
     assert header[-1] == "far perplexity" and row[-1] == "7.00 (1)"
-
-
-def test_csv_and_lines_of_the_plot(folder):
-    lines = list(csv.DictReader(io.StringIO(shown(folder, "--format", "csv"))))
-    first = {"attention": "linear", "method": "base", "changes": "", "evaluation": "valid", "std": "2"}
-    first |= {"metric": "perplexity", "length": "400 updates", "mean": "102"}
-    first |= {"seeds": "3", "state": "finished"}
-    assert first.items() <= lines[0].items() and len(lines) == 6
-    lines = plots.experiment_lines(read_experiment_runs("lm/gone", folder))
-    assert [line.row for line in lines] == ["base", f"base, {UPDATES}", "mine, train.lr=0.1"]

