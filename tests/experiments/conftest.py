@@ -53,10 +53,10 @@ def train_translation(corpus):
 
 @pytest.fixture
 def evaluated(tmp_path):
-    """evaluated(experiment, *words) trains a model; returns (its folder, the evaluations)."""
+    """evaluated(experiment, method, *words) trains a model; returns (its folder, the evaluations)."""
 
-    def evaluated(experiment, *words):
-        done = run_here(main, experiment, "--cpu", "--results", tmp_path / "results", *words)
+    def evaluated(experiment, method, *words):
+        done = run_here(main, experiment, method, "--cpu", "--results", tmp_path / "results", *words)
         assert done.returncode == 0, done.stderr
         [path] = (tmp_path / "results").rglob("evaluation.json")
         return path.parent, json.loads(path.read_text())["evaluations"]
