@@ -106,6 +106,12 @@ def test_context_window_of_a_finished_run(trained, small, data_bin):
     assert window["perplexity"] == pytest.approx(expected, abs=0.006) and window["tokens"] == tokens
 
 
+def test_invalid_context_window(small):
+    done = run_here(train.main, *small, "evaluations.window={split: test, context_window: 32}")
+    [line] = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and "window.context_window must be below the 32 tokens" in line
+
+
 def error_of(folder, *lengths):
     with pytest.raises(ValueError) as error:
         evaluate_lengths(load_job(folder, lengths), lengths)
@@ -153,3 +159,9 @@ def test_unsupported_length_is_rejected_first(trained, tmp_path):
     before = sorted(path.name for path in folder.iterdir()), read(folder)
     assert "at most 32 tokens, not 64: cosformer's" in error_of(folder, 16, 64)
     assert (sorted(path.name for path in folder.iterdir()), read(folder)) == before
+
+
+def test_unfinished_run_is_rejected(trained, tmp_path):
+    folder = copied(trained, tmp_path)
+    (folder / "evaluation.json").write_text("{}")
+    assert "is not finished: resume it with `lrpe train`" in error_of(folder, 32)

@@ -152,9 +152,9 @@ def test_records_are_read_like_runs(folder, records):
     keys = ["method", "seed", "evaluation"]
     ours, theirs = (x.sort_values(keys).reset_index(drop=True) for x in (ours, theirs))
     pd.testing.assert_frame_equal(ours, theirs)
-    words = ["--table", "tmlr_table2", "--scale", "mini", "--format", "csv"]
-    ours, theirs = (call(x, *words) for x in (records, folder))
-    assert ours.returncode == 0 and sorted(ours.stdout) == sorted(theirs.stdout)
+    for words in (["--table", "tmlr_table2", "--scale", "mini"], ["--experiment", "lm/mini"]):
+        ours, theirs = (call(x, *words, "--format", "csv") for x in (records, folder))
+        assert ours.returncode == 0 and sorted(ours.stdout) == sorted(theirs.stdout)
     assert "contains recorded results" in call(records, "--record", records).stderr
 
 

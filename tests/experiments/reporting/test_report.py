@@ -109,6 +109,8 @@ def test_table_run_with_overrides(runs):
 
 
 def test_curves_have_the_styles_of_other_plots(runs):
+    markers = {*style.MARKERS, *(marker for _, marker in style.METHOD_STYLES.values())}
+    assert markers == set(interactive_plots.SYMBOLS)
     records = [record for record in report.scan(runs).records if record.experiment == "lm/big"]
     figure = interactive_plots.curve_figure(plots.experiment_lines(records))
     lines = {trace.meta: trace for trace in figure.data}

@@ -94,6 +94,12 @@ def test_best_of_columns_is_taken_per_seed(better, expected):
     assert aggregate._combine(cell, parts).values == expected
 
 
+def test_plot_of_columns(runs, tmp_path):
+    linear, _ = plots.plot_columns("a title", summary(runs), tmp_path / "columns.png").axes
+    named = [text.get_text() for text in linear.get_legend().get_texts()]
+    assert named == ["95.00  RoPE", "96.00  Type1", "102.00  Base"]
+
+
 def test_differences_are_paired_by_seed(runs):
     names = ["difference", "low", "high", "common_seeds"]
     rope = entry(runs, "linear", "RoPE")[names]  # -8, -7 and -6
