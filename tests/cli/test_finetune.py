@@ -266,7 +266,8 @@ def test_invalid_arguments(place, done, tmp_path):
     assert "has another vocabulary" in error_of(tmp_path / "other.pt", "RTE", *given)
     state["cfg"]["model"] = Namespace(arch="roberta")  # as in checkpoints of the method fairseq
     torch.save(state, tmp_path / "fairseqs.pt")
-    assert "has the architecture roberta: expected" in error_of(tmp_path / "fairseqs.pt", "RTE", *given)
+    other = error_of(tmp_path / "fairseqs.pt", "RTE", *given)
+    assert "has the architecture roberta" in other
     other = ("glue/mini", "base", "task=RTE", f"starts_from={checkpoint}", *given[2:])
     assert "was trained with rope in linear attention, not base in" in error_of(*other, program=train)
     assert not (tmp_path / "r").exists()

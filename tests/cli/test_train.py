@@ -110,10 +110,9 @@ def test_contents_of_the_run_folder(continued):
     command = (folder / "command.sh").read_text().splitlines()[1]
     assert command in output and command.endswith("--decoder-layerdrop 0.1")
     settings = json.loads((folder / "run.json").read_text())
-    expected = {"experiment": "lm/mini", "kind": "lm", "attention": "linear", "method": "tmlr_type1"}
-    changes = dict(word.split("=") for word in sorted(SMALL) if not word.startswith(FREE))
-    expected |= {"seed": 1, "changes": changes, "updates": 300, "flags": ["--decoder-layerdrop", "0.1"]}
-    expected |= {"gpus": 0, "nodes": 1, "cpu": True, "precision": "fp32"}
+    changes = [word.split("=") for word in sorted(SMALL) if not word.startswith(FREE)]
+    expected = {"changes": dict(changes), "updates": 300, "cpu": True, "precision": "fp32"}
+    expected |= {"flags": ["--decoder-layerdrop", "0.1"]}
     assert {key: settings[key] for key in expected} == expected
     assert settings["config"]["train"]["decoder_embed_dim"] == 32
     assert set(settings["versions"]) == {"python", "torch", "fairseq", "fairseq_lrpe"}
@@ -123,7 +122,8 @@ def test_contents_of_the_run_folder(continued):
     evaluation = json.loads((folder / "evaluation.json").read_text())
     assert set(evaluation) == {"evaluations", "finished"}
     measured = evaluation["evaluations"]
-    assert list(measured) == ["training", "valid", "test"] and measured["training"]["tokens_per_second"] > 0
+    assert list(measured) == ["training", "valid", "test"]
+    assert measured["training"]["tokens_per_second"] > 0
     best = min(e["valid_ppl"] for e in log if e["kind"] == "valid")
     assert measured["valid"]["perplexity"] == pytest.approx(best, rel=2e-3)
     for name in ("valid", "test"):
