@@ -111,7 +111,8 @@ def test_contents_of_the_run_folder(continued):
     assert command in output and command.endswith("--decoder-layerdrop 0.1")
     settings = json.loads((folder / "run.json").read_text())
     changes = [word.split("=") for word in sorted(SMALL) if not word.startswith(FREE)]
-    expected = {"changes": dict(changes), "updates": 300, "cpu": True, "precision": "fp32"}
+    expected = {"experiment": "lm/mini", "attention": "linear", "method": "tmlr_type1", "seed": 1}
+    expected |= {"changes": dict(changes), "updates": 300, "cpu": True, "precision": "fp32"}
     expected |= {"flags": ["--decoder-layerdrop", "0.1"]}
     assert {key: settings[key] for key in expected} == expected
     assert settings["config"]["train"]["decoder_embed_dim"] == 32

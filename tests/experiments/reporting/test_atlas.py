@@ -1,14 +1,13 @@
-"""The atlas of encodings: its cards, its numbers, and how a browser filters and sorts its table."""
+"""The atlas of encodings: its cards, its numbers, and the weights that it draws."""
 
 import json
 import re
 import shutil
-import subprocess
 from types import SimpleNamespace
 
 import pytest
 import torch
-from html_page import CHROMIUM, Page
+from html_page import Page
 from tiny import run_here
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
@@ -141,24 +140,6 @@ def test_memory_is_that_of_the_saved_tensors():
     """Parameters do not count, and a tensor that is kept twice counts once."""
     size = 4 * 16 * atlas.MEMORY_LENGTH
     assert atlas._kept_memory(Saving()) == 3 * size  # x, x², exp
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
-def test_filter_and_sort_in_a_browser(path, tmp_path):
-    def shown(fragment):
-        words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
-        words += [f"--user-data-dir={tmp_path}/profile", "--dump-dom", f"{path.as_uri()}#{fragment}"]
-        done = subprocess.run(words, capture_output=True, text=True)
-        assert "CONSOLE" not in done.stderr, done.stderr
-        items = re.findall(r"<(?:tr|section)[^>]*data-name=[^>]*>", done.stdout)
-        items = [item for item in items if "hidden" not in item]
-        names = [re.search('data-name="(.+?)"', item)[1].split()[0] for item in items]
-        return names, [item.startswith("<tr") for item in items].count(True)
-
-    names, rows = shown("name=rope&attention=linear&kind=relative,+in+q+and+k&sort=-1")
-    assert names == ["roper", "rope_mixed", "rope", "rope", "roper", "rope_mixed"] and rows == 3
-    names, rows = shown("kind=decay&learned=no&sort=3")
-    assert names[0] == "alibi" and "lrpe_decay" not in names and len(names) > rows
 
 
 @pytest.mark.parametrize("cls, name", [
