@@ -27,15 +27,8 @@ def test_evaluation_with_several_memories(data_bin, evaluated):
 
 def test_the_papers_model_with_adaptive_softmax(data_bin, evaluated):
     cutoffs = ["train.adaptive_softmax_cutoff=10,20,30", "train.adaptive_input_cutoff=10,20,30"]
-    changes = [
-        "--attention",
-        "softmax",
-        f"data={data_bin}",
-        *SMALL,
-        "train.decoder_embed_dim=82",
-        "train.decoder_attention_heads=2",
-        "train.lr=5e-3",
-    ]
+    changes = ["--attention", "softmax", f"data={data_bin}", *SMALL, "train.lr=5e-3"]
+    changes += ["train.decoder_embed_dim=82", "train.decoder_attention_heads=2"]
     changes += [*cutoffs, "updates=40", "evaluate.flags.streams=2"]
     changes += ["train.validate_interval_updates=20", "train.save_interval_updates=20"]
     _, found = evaluated("lm/transformer_xl", "lfhc", *changes)
