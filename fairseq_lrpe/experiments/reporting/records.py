@@ -382,4 +382,4 @@ def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
 def _damaged(path, problem):
     """Returns the error for a damaged file of recorded results."""
     text = " ".join(str(problem).split())
-    return ValueError(f"{path} is damaged ({text}): restore it, for example with git, and record again")
+    return UserError(f"{path} is damaged ({text}): restore it, for example with git, and record again")
