@@ -1,9 +1,6 @@
-"""The contents of HTML pages, and a browser for tests of their scripts."""
+"""The contents of HTML pages."""
 
-import shutil
 from html.parser import HTMLParser
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 class Page(HTMLParser):

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from labelled_data import random_texts, write_text_dataset
-from tiny import REPOSITORY, run_command, run_here
+from tiny import REPOSITORY, run_here
 
 from fairseq_lrpe.benchmarks import figures
 from fairseq_lrpe.benchmarks.figures import scores_by_distance, weights_by_distance
@@ -32,9 +32,8 @@ def test_command(tmp_path):
     folders = write_text_dataset(tmp_path / "one"), write_text_dataset(tmp_path / "two", inputs=2)
     out = tmp_path / "figures"
     words = ["--out", out, "--data", *folders]
-    done = run_command("python", "-m", "fairseq_lrpe", "bench", "figures", *words)
+    done = run_here(figures.main, *words)
     assert done.returncode == 0, done.stderr
-    assert "not in Figure 4" not in done.stdout
     names = "prior_matrices position_frequencies prior_distances score_curves length_distributions".split()
     assert {path.stem for path in out.iterdir()} == set(names)
     for name in names:
@@ -59,7 +58,6 @@ def test_length_distributions(saved, tmp_path):
     lengths = {folder: figures.input_lengths(folder) for folder in folders}
     figures.length_distributions(None, lengths)
     shown = [ax for ax in saved[0].axes if ax.axison]
-    assert [ax.get_title()[:2] for ax in shown] == ["a:", "b:", "c:", "d:"]
     for ax, tokens in zip(shown, lengths.values(), strict=True):
         assert sum(bars(ax).values()) == len(tokens)
         assert f"longest {max(tokens)} tokens" in ax.get_title()
@@ -67,19 +65,6 @@ def test_length_distributions(saved, tmp_path):
         share = 100 * sum(x > 512 for x in tokens) / len(tokens)
         assert long == ([f"{share:.1f}% exceed 512"] if share else [])
     assert bars(shown[2]) == pytest.approx(Counter(lengths[folders[2]].tolist()))
-
-
-def test_corpora_that_are_not_prepared(monkeypatch, tmp_path):
-    monkeypatch.setattr(figures, "METHODS", {"rope": METHODS["rope"]})  # for speed
-    prepared = write_text_dataset(tmp_path / "here")
-    for number, folders in enumerate(([], [prepared])):
-        monkeypatch.setattr(figures, "DATA", [tmp_path / "far", *folders, tmp_path / "gone"])
-        out = tmp_path / f"out{number}"
-        done = run_here(figures.main, "--out", out)
-        assert done.returncode == 0, done.stderr
-        first, *_ = done.stdout.splitlines()
-        assert first.startswith("not in Figure 4") and first.endswith(f": {tmp_path}/far, {tmp_path}/gone")
-        assert len(list(out.iterdir())) == 4 + number
 
 
 def test_default_data_is_that_of_the_experiments():

@@ -59,12 +59,7 @@ def test_generation(tmp_path):
 @pytest.mark.parametrize(
     ("main", "words", "message"),
     [
-        (
-            train.main,
-            ["linear_lm_rop"],
-            "'linear_lm_rop' (did you mean 'linear_lm_rope'?)",
-        ),
-        (train.main, ["linear_lm_base", *SMALL, "--", "--nosuch"], "unrecognized arguments: --nosuch"),
+        (train.main, ["linear_lm_rop"], "'linear_lm_rop' (did you mean 'linear_lm_rope'?)"),
         (train.main, ["linear_lm_base", *SMALL, "--length", 10**15], "out of memory: try smaller sizes"),
         (generate.main, ["softmax_roberta_base"], "softmax_roberta_base does not generate text"),
     ],
@@ -87,12 +82,8 @@ def test_relative_speed_is_that_of_medians_in_interleaved_rounds(monkeypatch):
 
     monkeypatch.setattr(measurement, "timer", lambda: clock[-1])
     first, second = measurement.compare(build, Namespace(archs=["fast", "slow"], rounds=2, cpu=True))
-    assert (first["ms"], second["ms"], second["relative"], second["spread"]) == (
-        1000,
-        4000,
-        0.25,
-        "0.25-0.25",
-    )
+    assert (first["ms"], second["ms"]) == (1000, 4000)
+    assert (second["relative"], second["spread"]) == (0.25, "0.25-0.25")
     assert order[4:] == ["fast", "slow", "slow", "fast", "fast", "slow"]  # after those for the memory
 
 
@@ -110,13 +101,3 @@ def test_bf16_does_not_select_a_tpu():
     """fairseq's --bf16 sets --tpu, and its trainer would use a TPU."""
     common = parse_flags(["--arch", "linear_lm_base", "--task", "dummy_lm", "--bf16"]).common
     assert common.bf16 and not common.tpu
-
-
-def test_failing_step_names_its_cause(monkeypatch):
-    """fairseq would report that its crash.pt cannot be written."""
-    monkeypatch.setattr(train, "random_batch", lambda *_: {"net_input": {}, "target": None})
-    done = run_here(train.main, "linear_lm_base", *SMALL, "--length", 16)
-    [line] = done.stderr.strip().splitlines()
-    assert (
-        done.returncode == 1 and "a training step of linear_lm_base fails: " in line and "crash" not in line
-    )

@@ -1,6 +1,7 @@
 """Fine-tuning on GLUE: a table from a tiny pretraining to the zip file for GLUE's server."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -125,24 +126,17 @@ def test_table_pretrains_and_then_fine_tunes(place, done):
     assert done.returncode == 0, done.stderr
     steps = [line.split() for line in done.stdout.splitlines() if line.startswith(("started", "finished"))]
     first = steps.index(["finished", "roberta/mini/linear_rope/seed-1"])
-    assert sum("roberta/mini" in run for _, run in steps) == 2  # started and finished
     for task in ("RTE", "STS-B"):
         trials = [f"glue/mini/linear_rope/task={task}/train.lr={rate}/seed-1" for rate in ("0.01", "0.001")]
         last = steps.index(["started", f"glue/mini/linear_rope/task={task}/seed-1"])
         for trial in trials:
             assert first < steps.index(["started", trial]) < steps.index(["finished", trial]) < last
-        assert (data_folder(place, task) / "evaluation.json").exists()
     assert "measured on roberta/mini (4 updates), glue/mini (3 epochs)" in done.stdout
-    header = next(line for line in done.stdout.splitlines() if "rte (paper)" in line)
-    assert "sts b (mini)" in header and "loss (mini)" in header
-    assert "cola" not in header and "mnli" not in header
 
 
 def test_finished_runs_are_not_repeated(place, done):
     again = run(place, "table", *TABLE, RATES)
     assert again.returncode == 0 and "started" not in again.stdout, again.stderr
-    other = run(place, "table", *TABLE, "choose.train.lr=[1e-2]", "--dry-run")
-    assert other.returncode == 0 and other.stdout.count("fairseq-train") == 1 + 2
     words = ["glue/mini", "rope", "task=RTE", RATES, f"starts_from={CHECKPOINT}", "--cpu"]
     single = run(place, "train", *words)
     assert single.stdout == f"already finished: {data_folder(place, 'RTE')}\n", single.stderr
@@ -155,14 +149,11 @@ def test_best_learning_rate_is_chosen(place, done, task):
     scores = {name: evaluations["valid"]["score"] for name, evaluations in found["tried"].items()}
     assert set(scores) == set(trials) == {"train.lr=0.01", "train.lr=0.001"}
     assert found["evaluations"]["valid"]["score"] == max(scores.values()) == scores[found["chosen"]]
-    assert "finished" in found and "mismatched" not in found["evaluations"]  # only MNLI has it
     assert read(folder, "run.json")["config"]["starts_from"] == "roberta/mini"
     [kept] = (path for trial in trials.values() for path in trial.rglob("*.pt"))
     assert kept.samefile(folder / found["checkpoint"]) and kept.is_relative_to(trials[found["chosen"]])
     for name, trial in trials.items():
         assert read(trial)["evaluations"] == found["tried"][name]
-        log = [json.loads(line) for line in (trial / "log.jsonl").read_text().splitlines()]
-        assert log[-1]["train_num_updates"] == 3 * 3  # epochs of 48 rows, 16 at a time
 
 
 def test_predictions_match_the_labels_and_fairseqs_metrics(place, done):
@@ -197,9 +188,7 @@ def test_a_submission(place, done, tmp_path):
     assert labels[0] == scores[0] == ["index", "prediction"]
     assert [row[0] for row in labels[1:]] == [str(i) for i in range(ROWS["test"])]
     assert {row[1] for row in labels[1:]} <= {"entailment", "not_entailment"}
-    assert all(float(row[1]) is not None for row in scores[1:])
-    nothing = run(place, "glue-submission", "results/glue")
-    assert nothing.returncode == 1 and "has no finished runs of GLUE" in nothing.stderr
+    assert all(math.isfinite(float(row[1])) for row in scores[1:])
 
 
 SECOND = (CHECKPOINT, "RTE", "--experiment", "glue/mini", "--seeds", "2", "--cpu")
@@ -242,7 +231,6 @@ def test_other_settings_in_the_same_folder_are_rejected(place, second, tmp_path)
     for program, words, message in (
         ("finetune", (other, *SECOND[1:]), f"it was initialized from another checkpoint, {CHECKPOINT}"),
         ("finetune", (*SECOND, f"data={tmp_path}/glue"), "data.RTE/bin/input0/valid.bin was "),
-        ("train", (*single, "task=RTE", "--", "--clip-norm", "1"), "flags was [], now ['--clip-norm', '1']"),
         ("train", (*single, "task=RTE", lost, "--", "--clip-norm", "1"), "flags was [], now ["),
     ):
         failed = run(place, program, *words)
@@ -265,13 +253,10 @@ def test_invalid_arguments(place, done, tmp_path):
     checkpoint = place / CHECKPOINT
     given = ("--experiment", "glue/mini", "--cpu", "--results", tmp_path / "r", f"data={place}/data/glue")
     assert "unknown GLUE task 'RTA': choose from CoLA, SST-2" in error_of(checkpoint, "RTA", *given)
-    assert "nothing.pt does not exist" in error_of(tmp_path / "nothing.pt", "RTE", *given)
     lacking = error_of(checkpoint, "RTE", "CoLA", *given)
     assert "data/glue lacks CoLA/bin/rows.json, CoLA/bin/input0/dict.txt" in lacking
     none = error_of(checkpoint, "RTE", *given, "evaluations.valid=null")
     assert "glue/mini/linear_rope/task=RTE/seed-1 needs an evaluation to compare" in none
-    other = error_of(checkpoint, "RTE", "--experiment", "roberta/mini")
-    assert "roberta/mini does not fine-tune on GLUE" in other
 
     state = torch.load(checkpoint, weights_only=True)
     weights = state["model"]
@@ -281,7 +266,8 @@ def test_invalid_arguments(place, done, tmp_path):
     assert "has another vocabulary" in error_of(tmp_path / "other.pt", "RTE", *given)
     state["cfg"]["model"] = Namespace(arch="roberta")  # as in checkpoints of the method fairseq
     torch.save(state, tmp_path / "fairseqs.pt")
-    assert "has the architecture roberta: expected" in error_of(tmp_path / "fairseqs.pt", "RTE", *given)
+    other = error_of(tmp_path / "fairseqs.pt", "RTE", *given)
+    assert "has the architecture roberta" in other
     other = ("glue/mini", "base", "task=RTE", f"starts_from={checkpoint}", *given[2:])
     assert "was trained with rope in linear attention, not base in" in error_of(*other, program=train)
     assert not (tmp_path / "r").exists()

@@ -54,15 +54,6 @@ CHANGES = "batch.total=4/train.decoder_embed_dim=32/train.decoder_ffn_embed_dim=
 CHANGES += "train.tokens_per_sample=32/updates=4"
 
 
-def test_cores_are_shared_unless_omp_num_threads_is_set(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert scheduler.share_of_machine(0, 3, None) == {"OMP_NUM_THREADS": "2"}
-    assert scheduler.share_of_machine(0, 9, None) == {"OMP_NUM_THREADS": "1"}
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert scheduler.share_of_machine(0, 3, None) == {"OMP_NUM_THREADS": "5"}
-
-
 def test_gpus_are_shared(monkeypatch):
     pretend_gpus(monkeypatch, {f"card {i}": (8, 0) for i in range(4)}, ["sm_80"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
@@ -97,17 +88,6 @@ def test_runs_and_their_order(name):
         assert all(canonical(one.method) == one.method for one in runs)
 
 
-def test_only_selects_methods():
-    table = Table("tmlr_table5", "mini", ["seeds=[1]"])
-    [only] = table.runs(only=["ablation_householder_unitary"])
-    assert only.method == "tmlr_type1"
-    assert table.runs(only=["tmlr_type1"]) == [only]
-    with pytest.raises(ValueError, match="the table has no method 'xl': choose from"):
-        table.runs(only=["xl"])
-    with pytest.raises(ValueError, match=r"unknown table 'table5' .did you mean '.*table5'..: `bash "):
-        Table("table5")
-
-
 def test_overrides_apply_to_all_runs():
     table = Table("tmlr_table1", "mini", ["train.dropout=0.3", "choose.train.lr=[0.5]", "epochs=7"])
     runs = table.runs(only=["rope"])
@@ -115,8 +95,8 @@ def test_overrides_apply_to_all_runs():
     assert str(runs[1]) == "glue/mini/linear_rope/epochs=7/task=RTE/train.dropout=0.3/train.lr=0.5/seed-1"
     assert len(runs) == 2 + 5 * 2 * (1 + 1)
     assert len(Table("tmlr_table1", "mini", ["choose=null"]).runs(only=["rope"])) == 2 + 5 * 2
-    with pytest.raises(ValueError, match="has no key 'epoch'"):
-        Table("tmlr_table1", "mini", ["epoch=7"])
+    with pytest.raises(ValueError, match="the table has no method 'xl': choose from"):
+        table.runs(only=["xl"])
     assert {run.seed for run in Table("tmlr_table2", "mini", ["seeds=[7]"]).runs()} == {7}
 
 

@@ -86,7 +86,6 @@ def continued(small, tmp_path_factory):
 def test_interrupted_run_is_resumed_and_finished_run_is_not_repeated(continued):
     words, folder, output = continued
     assert output.startswith(f"resuming: {folder}\n") and output.endswith(f"finished: {folder}\n")
-    assert " of 300 updates, " in output and ": evaluating test\n" in output
     log = entries(folder)
     assert [e["num_updates"] for e in log if e["kind"] == "train_inner"] == list(range(10, 301, 10))
     assert [e["valid_num_updates"] for e in log if e["kind"] == "valid"] == [100, 200, 300]
@@ -111,39 +110,26 @@ def test_contents_of_the_run_folder(continued):
     command = (folder / "command.sh").read_text().splitlines()[1]
     assert command in output and command.endswith("--decoder-layerdrop 0.1")
     settings = json.loads((folder / "run.json").read_text())
-    expected = {
-        "experiment": "lm/mini",
-        "kind": "lm",
-        "attention": "linear",
-        "method": "tmlr_type1",
-        "seed": 1,
-        "changes": dict(word.split("=") for word in sorted(SMALL) if not word.startswith(FREE)),
-        "updates": 300,
-        "gpus": 0,
-        "nodes": 1,
-        "cpu": True,
-        "precision": "fp32",
-        "flags": ["--decoder-layerdrop", "0.1"],
-    }
+    changes = [word.split("=") for word in sorted(SMALL) if not word.startswith(FREE)]
+    expected = {"experiment": "lm/mini", "attention": "linear", "method": "tmlr_type1", "seed": 1}
+    expected |= {"changes": dict(changes), "updates": 300, "cpu": True, "precision": "fp32"}
+    expected |= {"flags": ["--decoder-layerdrop", "0.1"]}
     assert {key: settings[key] for key in expected} == expected
     assert settings["config"]["train"]["decoder_embed_dim"] == 32
     assert set(settings["versions"]) == {"python", "torch", "fairseq", "fairseq_lrpe"}
     assert set(settings["git"]) == {"revision", "dirty"} and settings["started"].endswith("+00:00")
 
     log = entries(folder)
-    assert {e["kind"] for e in log} == {"train_inner", "valid", "train"}
-    assert all(isinstance(e["loss"], float) for e in log if e["kind"] == "train_inner")
     evaluation = json.loads((folder / "evaluation.json").read_text())
     assert set(evaluation) == {"evaluations", "finished"}
     measured = evaluation["evaluations"]
-    assert list(measured) == ["training", "valid", "test"] and measured["training"]["tokens_per_second"] > 0
+    assert list(measured) == ["training", "valid", "test"]
+    assert measured["training"]["tokens_per_second"] > 0
     best = min(e["valid_ppl"] for e in log if e["kind"] == "valid")
     assert measured["valid"]["perplexity"] == pytest.approx(best, rel=2e-3)
     for name in ("valid", "test"):
         found = measured[name]
         assert 2 ** found["bits"] == pytest.approx(found["perplexity"], rel=1e-3) and found["tokens"] > 400
-    checkpoints = {path.name for path in folder.glob("checkpoints/*")}
-    assert {"checkpoint_best.pt", "checkpoint_last.pt"} <= checkpoints
     assert not list(folder.rglob("*.part"))
 
 
@@ -183,16 +169,6 @@ def test_flags_that_lrpe_sets_are_rejected(small, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_missing_evaluation_checkpoint(continued):
-    """The epoch of an update is not known before the training."""
-    words, folder, _ = continued
-    done = run(["evaluate.checkpoint=checkpoint_99_300.pt", *words])
-    [line] = done.stderr.strip().splitlines()
-    kept = ", ".join(sorted(path.name for path in folder.glob("checkpoints/*")))
-    assert done.returncode == 1 and "checkpoint_best.pt" in kept
-    assert line.endswith(f"checkpoint_99_300.pt does not exist: set evaluate.checkpoint= to one of {kept}")
-
-
 def test_choice_by_validation_keeps_all_records(small, tmp_path):
     words = [*small, "--results", tmp_path, "updates=40", VALID, "train.validate_interval_updates=20"]
     words = [*words, "train.save_interval_updates=20", "choose.train.lr=[1e-2, 1e-6]"]
@@ -205,7 +181,6 @@ def test_choice_by_validation_keeps_all_records(small, tmp_path):
     scores = {name: found["valid"]["perplexity"] for name, found in record["tried"].items()}
     assert min(scores, key=scores.get) == record["chosen"]
     assert record["evaluations"]["valid"]["perplexity"] == min(scores.values())
-    assert (folder / record["checkpoint"]).is_file()
     [kept] = tmp_path.glob("**/train.lr=*/**/checkpoints/*.pt")
     own = folder / "checkpoints/checkpoint_best.pt"
     assert kept.samefile(own) and record["checkpoint"] == "checkpoints/checkpoint_best.pt"
@@ -262,24 +237,10 @@ def test_words_after_options_are_their_values(tmp_path):
     assert (args.results, args.seeds, overrides) == (tmp_path / "a=b", [1, 2], ["updates=3"])
 
 
-def test_dry_run_only_prints(tmp_path, capsys):
-    train.main(["lm/wikitext103", "base", "--gpus", "8", "--dry-run", "--results", str(tmp_path / "results")])
-    printed = capsys.readouterr().out
-    assert printed.startswith("fairseq-train data/wikitext103/bin ") and printed.count("\n") == 1
-    assert "--fp16" in printed and "--distributed-world-size 8" in printed and "--cpu" not in printed
-    assert "--adam-betas '(0.9, 0.98)'" in printed
-    assert not (tmp_path / "results").exists()
-
-
 def write_checkpoint(path, updates):
     cfg = {"model": {"_name": "linear_lm"}, "task": {"_name": "language_modeling"}}
     state = {"cfg": cfg, "optimizer_history": [{"num_updates": updates}], "extra_state": {}}
     torch.save({**state, "model": {"weight": torch.rand(99)}}, path)
-
-
-def updates_in(folder):
-    paths = folder.glob("checkpoint_*.pt")
-    return {path.stem[11:]: run_directory.checkpoint_updates(path) for path in paths}
 
 
 @pytest.mark.parametrize("cut, part", [("best", 0.5), ("last", 0), ("last", 0.999)])
@@ -291,8 +252,10 @@ def test_truncated_checkpoint_is_replaced_by_the_newest_complete_one(cut, part, 
     broken = tmp_path / f"checkpoint_{cut}.pt"
     broken.write_bytes(whole[: min(round(part * len(whole)), len(whole) - 1)])
     run_directory.repair_checkpoints(tmp_path)
-    assert updates_in(tmp_path) == {**before, cut: 8}
     assert broken.read_bytes() == whole
+    for name in before.keys() - {cut}:
+        path = tmp_path / f"checkpoint_{name}.pt"
+        assert run_directory.checkpoint_updates(path) == before[name]
 
 
 LINE = '2026-01-01 00:00:00 | INFO | train_inner | {"epoch": 1, "loss": "%s", "num_updates": "%s"}\n'

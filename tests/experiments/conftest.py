@@ -1,5 +1,6 @@
 """A small translation corpus and a model trained on it."""
 
+import json
 import random
 from pathlib import Path
 
@@ -48,6 +49,19 @@ def train_translation(corpus):
         return Path(done.stdout.splitlines()[-1].removeprefix("finished: ")), done.stdout
 
     return train
+
+
+@pytest.fixture
+def evaluated(tmp_path):
+    """evaluated(experiment, method, *words) trains a model; returns (its folder, the evaluations)."""
+
+    def evaluated(experiment, method, *words):
+        done = run_here(main, experiment, method, "--cpu", "--results", tmp_path / "results", *words)
+        assert done.returncode == 0, done.stderr
+        [path] = (tmp_path / "results").rglob("evaluation.json")
+        return path.parent, json.loads(path.read_text())["evaluations"]
+
+    return evaluated
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from fairseq import options, tasks
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from tiny_models import dictionary_of
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.experiments.definition import experiment as experiments
@@ -53,26 +53,6 @@ PAPER = {
     "--clip-norm": "0.0",
     "--dropout": "0.1",
     "--attention-dropout": "0.0",
-    # not the papers'
-    "--user-dir": "fairseq_lrpe",
-    "--sample-break-mode": "none",
-    "--share-decoder-input-output-embed": True,
-    "--warmup-init-lr": "1e-07",
-    "--batch-size": "8",
-    "--update-freq": "2",
-    "--required-batch-size-multiple": "1",
-    "--seed": "1",
-    "--save-dir": "results/{experiment}/linear_tmlr_type1/seed-1/checkpoints",
-    "--validate-interval-updates": "1000",
-    "--validate-interval": "100000",
-    "--save-interval-updates": "1000",
-    "--save-interval": "100000",
-    "--keep-interval-updates": "1",
-    "--no-epoch-checkpoints": True,
-    "--log-interval": "100",
-    "--log-format": "json",
-    "--distributed-world-size": "8",
-    "--fp16": True,
 }
 
 
@@ -80,8 +60,9 @@ PAPER = {
 def test_command_matches_the_paper(experiment):
     words = command(experiment, gpus=8, precision="fp16")
     assert words[:2] == ["fairseq-train", f"data/{experiment[3:]}/bin"]
-    save_dir = PAPER["--save-dir"].format(experiment=experiment)
-    assert flags(words) == {**PAPER, "--save-dir": save_dir}
+    found = flags(words)
+    assert PAPER.items() <= found.items() and found["--fp16"]
+    assert found["--save-dir"] == f"results/{experiment}/linear_tmlr_type1/seed-1/checkpoints"
     assert Experiment.load(experiment).cfg.seeds == [1, 2, 3, 4, 5]
 
 
@@ -112,14 +93,10 @@ def test_indivisible_batch_is_rejected(gpus, nodes, overrides, numbers):
 
 
 @pytest.mark.parametrize("override, message", [
-    ("updatse=1", "has no key 'updatse' (did you mean 'updates'?): use a key of"),
     ("batch.totl=8", "'batch.totl' (did you mean 'batch.total'?): choose from total, per_gpu, unit"),
     ("updates", "'updates' is not an override: expected KEY=VALUE"),
-    ("updates.x=1", "has no key 'updates.x'"),
-    ("updates=many", "updates: input should be a valid integer"),
     ("batch.per_gpu=0", "batch.per_gpu: input should be greater than 0"),
     ("evaluations.far={split: test, lenght: 9}", "evaluations.far.lenght: extra inputs are not permitted"),
-    ("grid.train.lr=[]", "grid.train.lr: list should have at least 1 item"),
 ])  # fmt: skip
 def test_invalid_overrides(override, message):
     with pytest.raises(ValueError) as error:
@@ -144,10 +121,8 @@ def test_every_flag_of_fairseq_train_can_be_set():
 
 
 @pytest.mark.parametrize("experiment, method, attention, message", [
-    ("lm/wikitext", "base", "linear", "'lm/wikitext' (did you mean 'lm/wikitext103'?): `bash "),
     ("lm/mini", "bsae", "linear", "unknown method 'bsae' (did you mean 'base'?): `lrpe methods` lists"),
     ("lm/mini", "t5", "linear", "'t5' does not exist in linear attention: `lrpe methods` lists"),
-    ("lm/mini", "base", "cosine", "unknown attention 'cosine': choose from linear, softmax"),
 ])  # fmt: skip
 def test_unknown_names(experiment, method, attention, message):
     with pytest.raises(ValueError) as error:
@@ -165,8 +140,8 @@ def test_methods_with_the_same_flags_are_one_run():
 # --- runs and their changes ---------------------------------------------------------------------------
 
 
-def runs(overrides=(), experiment="lm/mini", method="shaw", **more):
-    return Experiment.load(experiment, overrides).runs("softmax", method, [1], **more)
+def runs(overrides=(), method="shaw", **more):
+    return Experiment.load("lm/mini", overrides).runs("softmax", method, [1], **more)
 
 
 def test_folder_names_contain_the_changes():
@@ -212,13 +187,8 @@ def test_trials_are_runs_with_a_change():
     ]
     trials = experiment.trials(run)
     assert experiment.needs(run) == trials and not experiment.trials(trials[0])
-    assert not Experiment.load("lm/mini", ["choose.train.shaw_k=[4, 8]", "choose=null"]).trials(run)
-
-
-def test_trials_skip_options_of_other_encodings():
-    experiment = Experiment.load("lm/mini", ["choose.train.shaw_k=[4, 8]"])
-    [run] = experiment.runs("softmax", "xl", [1])
-    assert not experiment.trials(run)
+    [other] = experiment.runs("softmax", "xl", [1])  # shaw_k is no option of its encoding
+    assert not experiment.trials(other)
 
 
 def test_fine_tuning_needs_the_pretraining():
@@ -252,12 +222,9 @@ VALID = "kind: lm\ndata: x\nbatch: {total: 8, per_gpu: 8}"
 
 @pytest.mark.parametrize("text, message", [
     ("kidn: x", "lm/own.yaml: kidn: extra inputs are not permitted"),
-    ("batch: {totl: 3}", "batch.totl: extra inputs are not permitted"),
-    ("choose: {train.lr: 3}", "choose.train.lr: input should be a valid list"),
-    ("kind: langauge", "kind: unknown kind 'langauge': choose from classification, glue, image_"),
+    ("kind: langauge", "kind: unknown kind 'langauge'"),
     ("defaults: lm/nowhere", "defaults: lm/nowhere does not exist"),
     ("a: [", "is not valid YAML: "),
-    ("- a", "is not a mapping"),
     ("evaluations: {training: {split: test}}", "evaluations: the name 'training' is reserved"),
 ])  # fmt: skip
 def test_errors_name_file_and_key(text, message, tmp_path, monkeypatch):
@@ -281,19 +248,6 @@ def test_options_of_other_encodings_are_rejected():
 # --- models at the papers' size --------------------------------------------------------------------
 
 
-def parsed(data_bin, experiment, *launch, **kwargs):
-    words = command(experiment, *launch, overrides=[f"data={data_bin}"], **kwargs)
-    parser = options.get_training_parser()
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words[1:]))
-
-
-def dictionary(size):
-    found = Dictionary()
-    for i in range(size - len(found)):
-        found.add_symbol(f"w{i}")
-    return found
-
-
 LAYER = 4 * (512 * 512 + 512) + (512 * 2048 + 2048) + (2048 * 512 + 512) + 2 * 2 * 512
 BODY = 6 * LAYER + 2 * 512  # and the last LayerNorm
 
@@ -306,8 +260,10 @@ BODY = 6 * LAYER + 2 * 512  # and the last LayerNorm
 ])  # fmt: skip
 def test_parameters_at_the_papers_size(data_bin, experiment, attention, method, vocabulary, own):
     """``own`` are the method's parameters: 64 angles per layer, and the LayerNorm of linear attention."""
-    cfg = parsed(data_bin, experiment, method, attention)
-    task = LanguageModelingTask(cfg.task, dictionary(vocabulary))
+    words = command(experiment, method, attention, overrides=[f"data={data_bin}"])
+    args = options.parse_args_and_arch(options.get_training_parser(), words[1:])
+    cfg = convert_namespace_to_omegaconf(args)
+    task = LanguageModelingTask(cfg.task, dictionary_of(vocabulary))
     with torch.device("meta"):
         model = tasks.FairseqTask.build_model(task, cfg.model)
     assert sum(p.numel() for p in model.parameters()) == vocabulary * 512 + BODY + own

@@ -45,16 +45,11 @@ def test_finished_runs_are_not_counted(tmp_path):
     assert count == "2, 1 finished" and f" {hours} hours" in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("main", "words", "message"),
-    [
-        (train.main, ["lm/mini", "base", "--dry-run"], "train: --estimate and --dry-run cannot be combined"),
-        (train.main, ["lm/books", "base", "--precision", "bf16"], "--on v100 has no bf16: use"),
-        (train.main, ["lm/books", "base", "--gpus", 3], "is not a multiple of 3 GPUs × 8 sequences"),
-        (train.main, ["lm/books", "base", "data=nowhere"], "the vocabulary is not known before the data is"),
-    ],
-)
-def test_errors(main, words, message):
-    done = run_here(main, "--estimate", *words)
+@pytest.mark.parametrize(("words", "message"), [
+    (["--precision", "bf16"], "--on v100 has no bf16: use"),
+    (["data=nowhere"], "the vocabulary is not known before the data is"),
+])  # fmt: skip
+def test_errors(words, message):
+    done = run_here(train.main, "lm/books", "base", "--estimate", *words)
     [line] = done.stderr.strip().splitlines()
     assert done.returncode == 1 and message in line

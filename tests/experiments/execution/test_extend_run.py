@@ -62,7 +62,8 @@ def extended(words, tmp_path_factory):
 
 
 def test_extended_run_equals_an_uninterrupted_one(extended, words, tmp_path):
-    results, _, output = extended
+    results, before, output = extended
+    assert {path: path.read_bytes() for path in before} == before
     short, long = folder_in(results, SHORT), folder_in(results, LONG)
     assert f"extending: {long} resumes after the 8 updates of {short}" in output
     assert read(long, "run.json")["extended"] == {"from": str(short.relative_to(results)), "updates": 8}
@@ -77,11 +78,6 @@ def test_extended_run_equals_an_uninterrupted_one(extended, words, tmp_path):
     assert validations(long) == validations(whole) and min(validations(long)) == 4
     ours, theirs = (read(x, "evaluation.json")["evaluations"]["valid"] for x in (long, whole))
     assert ours == theirs
-
-
-def test_shorter_run_is_unchanged(extended):
-    _, before, _ = extended
-    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_interrupted_extended_run_resumes(extended, words):
@@ -137,16 +133,6 @@ def test_schedule_that_depends_on_the_updates_starts_from_scratch(start, schedul
     assert start().startswith(message if depends else "extending: ")
 
 
-def test_schedules_of_fairseq_have_these_keys():
-    """The test above depends on them."""
-    from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY as known
-
-    keys = {"cosine": "max_update", "tri_stage": "max_update", "polynomial_decay": "total_num_update"}
-    for name, key in keys.items():
-        assert getattr(known[name](), key) == "${optimization.max_update}"
-    assert hasattr(known["cosine"](), "lr_period_updates")
-
-
 def test_incomplete_shorter_run(start):
     last = start.short / "checkpoints/checkpoint_last.pt"
     whole = last.read_bytes()
@@ -154,12 +140,9 @@ def test_incomplete_shorter_run(start):
     checkpoint["optimizer_history"][-1]["num_updates"] = 6
     torch.save(checkpoint, last)
     assert start() == f"not extending a shorter run: {start.short} has a checkpoint of 6 of its 8 updates\n"
-    last.unlink()
-    assert start() == f"not extending a shorter run: {start.short} has a checkpoint of 0 of its 8 updates\n"
     last.write_bytes(whole)
     with (start.short / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert start().startswith(f"not extending a shorter run: {start.short} is in use")
-    for name, content in (("evaluation.json", "{}"), ("run.json", "[1]")):
-        (start.short / name).write_text(content)
-        assert start() == ""
+    (start.short / "evaluation.json").write_text("{}")
+    assert start() == ""

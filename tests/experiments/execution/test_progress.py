@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import os
 from types import SimpleNamespace
 
@@ -24,12 +23,12 @@ def line(kind, **entry):
 
 @pytest.fixture
 def shown(monkeypatch):
-    """shown(folder, terminal): the output for three lines of fairseq's log."""
+    """shown(folder): the output for three lines of fairseq's log."""
 
-    def shown(folder, terminal):
+    def shown(folder):
         job = SimpleNamespace(run="a/run", updates=1100, stop=None, kind=KINDS["lm"])
         output = io.StringIO()
-        options = {"file": output, "force_terminal": terminal, "width": 300, "color_system": None}
+        options = {"file": output, "force_terminal": True, "width": 300, "color_system": None}
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(progress, "Console", lambda **_: Console(**options))
         with progress.show_training(job, Log(folder)) as record:
@@ -42,36 +41,20 @@ def shown(monkeypatch):
 
 
 def test_terminal_shows_one_line_and_the_validations(shown, tmp_path):
-    output = shown(tmp_path, terminal=True)
+    output = shown(tmp_path)
     status = "100 of 1,100 updates, loss 3.5, ppl 11.31, 2,000 tokens/s, 0:08:32 left, log "
     assert f"{status}{tmp_path}/train.log" in output
     assert "    100 updates: valid ppl 10.56\n" in output and "a/run" not in output
 
 
-def test_pipe_gets_a_line_per_minute_with_the_name_of_the_run(shown, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "REPORT_INTERVAL", math.inf)
-    start = f"a/run: 0 of 1,100 updates, log {tmp_path}/train.log"
-    assert shown(tmp_path, terminal=False).splitlines() == [start, "    100 updates: valid ppl 10.56"]
-    (tmp_path / "log.jsonl").unlink()
-    monkeypatch.setattr(progress, "REPORT_INTERVAL", 0)
-    first, *others, validation, last, after = shown(tmp_path, terminal=False).splitlines()
-    assert first == start and others == [last] and after == last
-    assert last.startswith("a/run: 100 of 1,100 updates, loss 3.5, ppl 11.31, ")
-    assert validation == "    100 updates: valid ppl 10.56"
-
-
 def test_job_is_described_by_its_current_trial(tmp_path):
-    choices = ["choose.train.lr=[1e-3,1e-2]", "updates=1100"]
-    experiment = Experiment.load("lm/mini", choices)
+    experiment = Experiment.load("lm/mini", ["choose.train.lr=[1e-3,1e-2]", "updates=1100"])
     [run] = experiment.runs("linear", "base", [1])
     job = Job(experiment, run, tmp_path)
     assert progress.describe_job(job) == f"{run}: 0 of 1,100 updates, log {job.folder}/train.log"
     trial = job.trials()[1]
     with locked(trial.folder):
         log = trial.folder / "train.log"
-        log.write_text("$ fairseq-train\n")
-        status = f"{trial.run}: 0 of 1,100 updates, "
-        assert progress.describe_job(job).startswith(status)
         log.write_text(f"$ fairseq-train\n{line('train_inner', **INNER, num_updates='100')}")
         Log(trial.folder).record(line("train_inner", **INNER, num_updates="100"))
         status = f"{trial.run}: 100 of 1,100 updates, loss 3.5, ppl 11.31, "

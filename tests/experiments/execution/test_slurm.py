@@ -155,16 +155,6 @@ def test_jobs_in_the_queue_are_limited_and_cancelled(environment, data_bin, tmp_
     assert "Invalid partition name specified" in rejected.stderr and len(rejected.stderr.splitlines()) == 1
 
 
-def test_without_slurm(data_bin, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    words = [*TABLE, *SMALL, f"data={data_bin}", "--results", tmp_path]
-    done = run_here(table.main, *words, "--launcher", "slurm")
-    assert done.stderr.strip().endswith(
-        "sbatch was not found: run this command on a login node of a SLURM cluster"
-    )
-    assert "not submitted" in call(table.main, *words, "--status")
-
-
 def test_defaults_of_the_cluster(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "REPOSITORY", tmp_path)
     (tmp_path / "configs").mkdir()

@@ -16,7 +16,7 @@ from tiny import BIN, PLUGIN, run_command, run_here
 import fairseq_lrpe
 from fairseq_lrpe.attention import SelfAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
-from fairseq_lrpe.cli import classify, generate
+from fairseq_lrpe.cli import classify
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.experiments.definition.kinds.transformer import parse_hypotheses
 from fairseq_lrpe.experiments.inference.attention import BLOCKS, trained_weights
@@ -74,16 +74,13 @@ def test_denormals_are_flushed_in_commands_of_fairseq(program, flushes):
 
 def test_sampled_text(language_model):
     model = fairseq_lrpe.load_model(language_model, cpu=True)
-    assert not model.model.training and model.task.dictionary.index("w1") > 3
     options = {"length": 30, "temperature": 0.7, "top_k": 9, "top_p": 0.95, "seed": 3}
     text = model.sample(TEXT, **options)
     assert text.startswith(" w") and text == "".join(model.stream(TEXT, **options)) and "\n" not in text
     assert text != model.sample(TEXT, **{**options, "seed": 4})
     words = "--length 30 --temperature 0.7 --top-k 9 --top-p 0.95 --seed 3".split()
-    done = sample(language_model, "--prompt", TEXT, "w2", *words)
-    assert done.returncode == 0, done.stderr
+    done = sample(language_model, *words, text=f"{TEXT}\nw2\n")
     assert done.stdout == f"{TEXT}{text}\n\nw2{model.sample('w2', **options)}\n"
-    assert sample(language_model, *words, text=f"{TEXT}\nw2\n").stdout == done.stdout
 
 
 def test_attention_weights(train, tmp_path):
@@ -107,27 +104,13 @@ def test_attention_weights(train, tmp_path):
     torch.testing.assert_close(found, relative_weights(torch.stack(weights)))
 
 
-def test_streaming(language_model):
-    """Each token is available before the next one is computed."""
-    model, calls = fairseq_lrpe.load_model(language_model, cpu=True), []
-    model.model.decoder.register_forward_hook(lambda *_: calls.append(1))
-    stream = model.stream(TEXT, 10, seed=1)
-    assert not calls
-    for number in range(1, 4):
-        next(stream)
-        assert len(calls) == number
-
-
 def test_limit_of_positions(train, tmp_path):
     flags = ["--decoder-learned-pos", "--token-positions", "learned", "--max-update", 1]
     assert train("softmax_lm_nope", tmp_path, *flags).returncode == 0
     path = tmp_path / "checkpoint_last.pt"
     model = fairseq_lrpe.load_model(path, cpu=True)
-    with pytest.raises(ValueError, match="learned positions support sequences of at most 32 ") as error:
+    with pytest.raises(ValueError, match="learned positions support sequences of at most 32 "):
         model.sample(TEXT, 50, seed=1)
-    done = sample(path, "--prompt", TEXT, "--length", 50, "--seed", 1)
-    assert done.returncode == 1 and done.stderr.startswith(f"generate: {error.value}\n")
-    assert done.stdout.startswith(f"{TEXT} ") and len(done.stdout) > 50 + len(TEXT)
 
 
 def test_translations_are_those_of_fairseq_generate(translating, corpus):
@@ -163,9 +146,6 @@ def test_classified_images(tmp_path):
     found = model.classify(files)
     rows = [f"{file.name}\t{x.label}\t{x.probability:.4f}" for file, x in zip(files, found, strict=True)]
     assert done.stdout.splitlines()[1:] == rows and found[5] == found[6]
-    (pictures / "7.jpg").write_text("x")
-    with pytest.raises(ValueError, match="it is not a JPEG, PNG, "):
-        model.classify([pictures / "7.jpg"])
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +163,6 @@ def test_run_folder(run_folder, language_model, tmp_path):
     paths = run_folder, str(language_model)
     texts = {fairseq_lrpe.load_model(path, cpu=True).sample("w1", 9, seed=1) for path in paths}
     assert len(texts) == 1
-    done = run_here(generate.main, run_folder, "--prompt", "w1", "--length", 9, "--seed", 1, "--cpu")
-    assert done.stdout == f"w1{texts.pop()}\n"
     chosen = {"checkpoint": "checkpoints/other.pt", "chosen": "x"}  # of a run that chose among trials
     (run_folder / "evaluation.json").write_text(json.dumps(chosen))
     with pytest.raises(ValueError, match=r"checkpoints/other\.pt does not exist: train it with `lrpe train`"):
@@ -195,7 +173,6 @@ def test_run_folder(run_folder, language_model, tmp_path):
 def test_what_is_no_model(run_folder, language_model, tmp_path):
     for path, message in (
         (tmp_path, "is a folder without a run: pass a run's folder, such as results/lm/mini/"),
-        (tmp_path / "x.pt", "x.pt does not exist: train it with `lrpe train`"),
         (run_folder / "run.json", "is not a readable checkpoint of fairseq"),
     ):
         with pytest.raises(ValueError, match=message) as error:

@@ -1,16 +1,11 @@
 """``lrpe results --experiment``: all runs of an experiment."""
 
-import csv
-import fcntl
-import io
 import json
 
 import pytest
 from tiny import run_here, write_run
 
 from fairseq_lrpe.cli import results
-from fairseq_lrpe.experiments.reporting import plots
-from fairseq_lrpe.experiments.reporting.tables import read_experiment_runs
 
 UPDATES = "updates=800"
 
@@ -27,19 +22,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-def shown(folder, *words):
-    done = run_here(results.main, "--results", folder, "--experiment", "lm/gone", *words)
+def shown(folder):
+    """Returns the cells of the table."""
+    done = run_here(results.main, "--results", folder, "--experiment", "lm/gone")
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def cells(text):
-    rows = (line.strip("|").split("|") for line in text.splitlines() if "|" in line)
+    rows = (line.strip("|").split("|") for line in done.stdout.splitlines() if "|" in line)
     return [[cell.strip() for cell in row] for row in rows]
 
 
 def test_rows_and_columns(folder):
-    header, _, *rows = cells(shown(folder))
+    header, _, *rows = shown(folder)
     columns = "attention", "method", "changes", "seeds", "length", "state", "valid perplexity", "valid bits"
     assert tuple(header) == columns
     stopped = "seed 8 stopped at 200 of 400"
@@ -48,9 +40,6 @@ def test_rows_and_columns(folder):
         ["linear", "base", UPDATES, "1", "800 updates", "finished", "90.00", "1.0000"],
         ["softmax", "mine", "train.lr=0.1", "2", "400 updates", stopped, "95.00 (1)", "1.0000 (1)"],
     ]
-    with (folder / "lm/gone/softmax_mine/train.lr=0.1/seed-8/lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "| seed 8 running 200/400 |" in shown(folder)
 
 
 def test_damaged_seed_and_evaluation_of_a_single_seed(folder):
@@ -59,30 +48,7 @@ def test_damaged_seed_and_evaluation_of_a_single_seed(folder):
     record = json.loads(path.read_text())
     record["evaluations"] |= {"far": {"settings": {}, "perplexity": 7.0}}
     path.write_text(json.dumps(record))
-    header, _, row, *_ = cells(shown(folder))
+    header, _, row, *_ = shown(folder)
     assert row[3] == "3" and row[6] == "102.00 ± 2.83 (2)"
     assert row[5] == "seed 2 damaged: run.json is not a JSON object"
     assert header[-1] == "far perplexity" and row[-1] == "7.00 (1)"
-
-
-def test_formats_and_plot(folder, tmp_path):
-    lines = list(csv.DictReader(io.StringIO(shown(folder, "--format", "csv"))))
-    first = {"attention": "linear", "method": "base", "changes": "", "evaluation": "valid", "std": "2"}
-    first |= {"metric": "perplexity", "length": "400 updates", "mean": "102"}
-    first |= {"seeds": "3", "state": "finished"}
-    assert first.items() <= lines[0].items() and len(lines) == 6
-    assert r"400 updates & finished & 102.00 $\pm$ 2.00" in shown(folder, "--format", "latex")
-    shown(folder, "--plot", tmp_path / "all.png")
-    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
-    lines = plots.experiment_lines(read_experiment_runs("lm/gone", folder))
-    assert [line.row for line in lines] == ["base", f"base, {UPDATES}", "mine, train.lr=0.1"]
-
-
-@pytest.mark.parametrize("words, message", [
-    (["--experiment", "lm/gnoe"], "no run of the experiment 'lm/gnoe': it has runs of lm/gone, lm/gone/more"),
-    (["--experiment", "lm/gone", "updates=3"], "--scale, --plot-columns and KEY=VALUE need --table"),
-    (["--experiment", "lm/gone", "--table", "x"], "not allowed with argument"),
-])  # fmt: skip
-def test_invalid_arguments(folder, words, message):
-    done = run_here(results.main, "--results", folder, *words)
-    assert done.returncode != 0 and message in done.stderr.splitlines()[-1] and not done.stdout

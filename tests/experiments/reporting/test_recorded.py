@@ -78,8 +78,6 @@ def check(folder, records):
 def test_files(folder, records):
     before = content(records)
     assert call(folder, "--record", records).returncode == 0 and content(records) == before
-    names = {"measurements.csv", "curves/lm-mini.csv", "settings/lm-mini.jsonl"}
-    assert {str(path) for path in before} == names
     lines = pd.read_csv(records / "measurements.csv", float_precision="round_trip")
     assert list(lines.columns) == MEASUREMENTS and len(lines) == 4 * 3  # nats and bits were not measured
     assert lines.query("method == 'base' and evaluation == 'valid'")["value"].tolist() == [PERPLEXITY]
@@ -89,8 +87,6 @@ def test_files(folder, records):
     assert line["config"]["train.lr"] == 0.005 and line["evaluations"]["valid"]["split"] == "valid"
     assert line["machine"] == "CPU (Toy CPU, AVX2, 1 thread) fp32" and line["finished"] == "2020-01-02"
     assert line["versions"] == VERSIONS and line["git"] == {"revision": 12 * "0", "dirty": True}
-    points = pd.read_csv(records / "curves/lm-mini.csv").query("method == 'base'")
-    assert len(points) == 20 and (points["updates"].min(), points["updates"].max()) == (16, 400)
 
 
 def test_a_later_record_replaces_only_its_runs(records, tmp_path):
@@ -110,7 +106,6 @@ def test_runs_with_other_settings_are_refused(folder, tmp_path):
         2: {"config": {**config, "train": {**config["train"], "lr": 0.1}}},
         3: {"flags": ["--fp16"]},
         4: {"config": {**config, "starts_from": "other.pt"}},
-        5: {"config": "x"},
     }
     for seed, changed in different.items():
         write(folder, seed=seed, **changed)
@@ -118,14 +113,14 @@ def test_runs_with_other_settings_are_refused(folder, tmp_path):
     path.write_text(path.read_text().replace('"context_window": 0', '"context_window": 9'))
     path = folder / "lm/mini/linear_base/seed-1/evaluation.json"
     path.write_text(path.read_text().replace('"valid": ', '"test_512": '))  # configs does not define it
-    (folder / RUN.replace("1", "6")).mkdir()
-    (folder / RUN.replace("1", "6") / "run.json").write_text("{")
+    (folder / RUN.replace("1", "5")).mkdir()
+    (folder / RUN.replace("1", "5") / "run.json").write_text("{")
     done = call(folder, "--record", tmp_path / "records")
     assert done.returncode == 1 and done.stdout.endswith("records: 1 run recorded\n")
     assert "test_512" not in (tmp_path / "records/measurements.csv").read_text()
     expected = ["evaluations.valid.context_window was 9, now 0", "train.lr was 0.1, now 0.005"]
     expected += ["flags of fairseq-train was ['--fp16'], now None"]
-    expected += ["starts_from was other.pt, now None", "damaged", "damaged"]
+    expected += ["starts_from was other.pt, now None", "damaged"]
     for seed, (line, part) in enumerate(zip(done.stderr.splitlines(), expected, strict=True), 1):
         assert f"linear_rope/seed-{seed} " in line and part in line
 
@@ -160,13 +155,12 @@ def test_records_are_read_like_runs(folder, records):
     for words in (["--table", "tmlr_table2", "--scale", "mini"], ["--experiment", "lm/mini"]):
         ours, theirs = (call(x, *words, "--format", "csv") for x in (records, folder))
         assert ours.returncode == 0 and sorted(ours.stdout) == sorted(theirs.stdout)
+    assert "contains recorded results" in call(records, "--record", records).stderr
 
 
 @pytest.mark.parametrize("name, old, new, problem", [
-    ("measurements.csv", "metric,value", "metric,number", "columns expected but not found"),
     ("measurements.csv", ",rope,,2,", ",rope,,1,", "it has two values of a key"),
     ("curves/lm-mini.csv", ",400.0", ",many", "could not convert"),
-    ("settings/lm-mini.jsonl", "{", "", "Extra data"),
 ])  # fmt: skip
 def test_damaged_records(name, old, new, problem, folder, records):
     path = records / name
@@ -229,16 +223,6 @@ def test_diverged_runs(folder, tmp_path):
     assert check(folder, tmp_path / "records")[0] == 1
 
 
-@pytest.mark.parametrize("words, message", [
-    (["{folder}", "--check", "{folder}"], "measurements.csv cannot be read or written (No such file"),
-    (["{records}", "--record", "{records}"], "contains recorded results"),
-    (["{records}", "--check", "{records}", "--scale", "mini"], "need --table"),
-])  # fmt: skip
-def test_invalid_calls(words, message, folder, records):
-    done = call(*(word.format(folder=folder, records=records) for word in words))
-    assert done.returncode == 1 and message in done.stderr.splitlines()[-1] and not done.stdout
-
-
 def test_the_page_agrees_with_the_records():
     """If this test fails, run `lrpe results --write-docs`."""
     folder = REPOSITORY / "docs/results"
@@ -249,16 +233,11 @@ def test_page(records, monkeypatch):
     monkeypatch.setattr(recording, "tables", lambda: ["quickstart", "tmlr_table2"])
     (records / "notes").mkdir()
     (records / "notes/tmlr_table2.md").write_text("Our commentary.\n")
-    (records / "notes/other.md").write_text("## Other (1): text\n\nMore.\n")
     assert call(records, "--write-docs", records).returncode == 0
     text = records.with_name("records.md").read_text()
-    assert "[measurements.csv](records/measurements.csv)" in text
-    assert "Below the tables: [Other (1): text](#other-1-text)." in text
-    assert "| [tmlr_table2](#tmlr_table2) | Causal language models with" in text
     assert "| 4 of 24 | 0 of 24 | 0 of 80 |" in text
-    assert "| quickstart | Four small language models with linear attention | - | - | 0 of 4 |" in text
-    assert "## quickstart" not in text
+    assert "| - | - | 0 of 4 |" in text and "## quickstart" not in text
     _, section = text.split("## tmlr_table2\n")
     assert section.count("Scale: ") == 1 and section.startswith("\nScale: mini")
     assert "| linear | RoPE | 33.36 ± 0.20 | 35.33 ± 1.00 (3) |" in section
-    assert section.endswith("\n\nOur commentary.\n\n## Other (1): text\n\nMore.\n")
+    assert section.endswith("\n\nOur commentary.\n")

@@ -11,20 +11,16 @@ KIND = '"kind": "lm"'
 
 @pytest.mark.parametrize(("name", "content", "problem"), [
     ("run.json", "[1]", "run.json is not a JSON object"),
-    ("run.json", "{", "Expecting property name"),
     ("run.json", '{"kind": "x", "config": {}}', "run.json has the unknown kind 'x'"),
     ("run.json", f'{{{KIND}, "config": {{}}}}', "the key 'updates' is missing"),
     ("run.json", b"\xff\xfe", "codec can't decode"),
-    ("evaluation.json", '{"evaluations": {"valid": 3}}', "not iterable"),
     ("evaluation.json", '{"evaluations": {"valid": {"perplexity": "many"}}}', "could not convert string"),
     ("log.jsonl", "x\n{}\n", "log.jsonl is damaged (line 1 is not a JSON object)"),
 ])  # fmt: skip
 def test_damaged_files(name, content, problem, tmp_path):
     folder = tmp_path / "lm/gone/linear_base/updates=800/seed-1"
     write_run(folder, {400: 100, 800: 90}, 90, 800)
-    (folder / name).unlink()
-    if content is not None:
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     record = read_run(folder, tmp_path)
     assert record.state == "damaged" and problem in record.problem
     assert record.run == Run("lm/gone", "linear", "base", 1, (("updates", "800"),))

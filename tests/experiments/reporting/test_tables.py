@@ -1,7 +1,6 @@
 """Tables with published and measured numbers: statistics, formats, missing and damaged runs, errors."""
 
 import csv
-import fcntl
 import io
 import json
 import math
@@ -28,13 +27,6 @@ def entry(folder, attention, row):
     return summary(folder).set_index(["attention", "row", "column"]).loc[(attention, row, "a_valid")]
 
 
-def difference(folder, attention, row):
-    """(mean, (low, high) or None, common seeds)"""
-    cell = entry(folder, attention, row)
-    interval = None if pd.isna(cell["low"]) else (cell["low"], cell["high"])
-    return cell["difference"], interval, cell["common_seeds"]
-
-
 def ranks(summary, attention, column):
     cells = summary[(summary["attention"] == attention) & (summary["column"] == column)]
     cells = cells.dropna(subset="rank").set_index("row")[["paper_rank", "rank"]]
@@ -51,19 +43,6 @@ def curves(name, folder):
 def output(capsys, folder, *arguments):
     results.main(["--results", *map(str, (folder, *arguments))])
     return capsys.readouterr().out
-
-
-def error_of(folder, *arguments):
-    with pytest.raises(SystemExit) as end:
-        results.main(["--results", *map(str, (folder, *arguments))])
-    assert "\n" not in end.value.code
-    return end.value.code
-
-
-def test_runs_of_an_alias_are_found(runs):
-    before = entry(runs, "linear", "Type2")["state"]
-    (runs / "lm/big/linear_tmlr_type2").rename(runs / "lm/big/linear_iclr_type2")
-    assert entry(runs, "linear", "Type2")["state"] == before != "-"
 
 
 @pytest.fixture
@@ -115,28 +94,22 @@ def test_best_of_columns_is_taken_per_seed(better, expected):
     assert aggregate._combine(cell, parts).values == expected
 
 
-def test_plot_of_columns(runs, tmp_path, capsys):
-    out = tmp_path / "plots/columns.png"
-    output(capsys, runs, "--table", "some_table9", "--plot-columns", out)
-    assert out.read_bytes().startswith(b"\x89PNG")
-    figure = plots.plot_columns("a title", summary(runs), out)
-    titles = [ax.get_title() for ax in figure.axes]
-    assert titles == ["linear attention", "softmax attention"]
-    named = [[text.get_text() for text in ax.get_legend().get_texts()] for ax in figure.axes]
-    assert named[0] == ["95.00  RoPE", "96.00  Type1", "102.00  Base"]
+def test_plot_of_columns(runs, tmp_path):
+    linear, _ = plots.plot_columns("a title", summary(runs), tmp_path / "columns.png").axes
+    named = [text.get_text() for text in linear.get_legend().get_texts()]
+    assert named == ["95.00  RoPE", "96.00  Type1", "102.00  Base"]
 
 
 def test_differences_are_paired_by_seed(runs):
-    mean, interval, n = difference(runs, "linear", "RoPE")  # -8, -7 and -6
-    assert (mean, n) == (-7, 3)
-    assert interval == pytest.approx((-7 - 4.302653 / 3**0.5, -7 + 4.302653 / 3**0.5))
-    mean, interval, n = difference(runs, "softmax", "RoPE")  # -2 and -5
-    assert (mean, n) == (-3.5, 2)
-    assert interval == pytest.approx((-3.5 - 12.7062 * 1.5, -3.5 + 12.7062 * 1.5), rel=1e-5)
-    assert difference(runs, "linear", "Type1") == (96 - 102, None, 1)
-    for row in ("Base", "PER"):
-        mean, interval, n = difference(runs, "linear", row)
-        assert pd.isna(mean) and interval is None and n == 0
+    names = ["difference", "low", "high", "common_seeds"]
+    rope = entry(runs, "linear", "RoPE")[names]  # -8, -7 and -6
+    half = 4.302653 / 3**0.5
+    assert list(rope) == pytest.approx([-7, -7 - half, -7 + half, 3])
+    rope = entry(runs, "softmax", "RoPE")[names]  # -2 and -5
+    half = 12.7062 * 1.5
+    assert list(rope) == pytest.approx([-3.5, -3.5 - half, -3.5 + half, 2], rel=1e-5)
+    type1 = entry(runs, "linear", "Type1")
+    assert type1["difference"] == 96 - 102 and pd.isna(type1["low"])
 
 
 def test_ranks_and_spearman(runs):
@@ -165,13 +138,6 @@ def test_numbers_as_data_frames(runs):
     assert (number.mean, number.std, number.better) == (8.0, 0.1, "lower")
 
 
-def test_run_that_is_training(runs):
-    with (runs / "lm/big/linear_tmlr_type2/seed-1/lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert entry(runs, "linear", "Type2")["state"] == "running 40/100"
-    assert entry(runs, "linear", "Type2")["state"] == "stopped at 40 of 100"
-
-
 def test_damaged_run_counts_as_missing(runs, capsys):
     folder = runs / "lm/big/linear_base/seed-2"
     (folder / "run.json").write_text("{")
@@ -188,9 +154,6 @@ def test_diverged_run_has_no_rank(runs, capsys):
     assert ("linear", "PER") not in curves("some_table9", runs)
     text = output(capsys, runs, "--table", "some_table9")
     assert "| linear | PER | 9.50 | diverged (2 of 3) | 7.00 | - |" in text
-    text = output(capsys, runs, "--table", "some_table9", "--format", "csv")
-    [line] = [line for line in text.splitlines() if line.startswith("linear,PER,a_valid")]
-    assert ",9.5,,nan,,2 of 3,2," in line
 
 
 def test_markdown(runs, capsys):
@@ -220,14 +183,11 @@ def test_latex(runs, capsys):
     text = output(capsys, runs, "--table", "some_table9", "--format", "latex")
     assert r"linear & RoPE & 9.00 & \textbf{95.00 $\pm$ 3.00 (3)} & 7.00 & - \\" in text
     assert r"linear & Spearman $\rho$ &  & 0.50 \\" in text and text.count(r"\end{tabular}") == 3
-    outside = [line for line in text.splitlines() if line and line[0] not in "%\\" and "&" not in line]
-    assert not outside
 
 
 def test_csv(runs, capsys):
     text = output(capsys, runs, "--table", "some_table9", "--format", "csv")
     rows = {(r["attention"], r["row"], r["column"]): r for r in csv.DictReader(io.StringIO(text))}
-    assert len(rows) == 24
     rope = rows["linear", "RoPE", "a_valid"]
     numbers = {"paper": 9, "mean": 95, "std": 3, "seeds": 3, "paper_rank": 2, "rank": 1}
     numbers |= {"difference": -7, "low": -9.484138, "high": -4.515862, "common_seeds": 3}
@@ -283,19 +243,7 @@ def test_plot_has_one_line_per_method(runs, tmp_path):
     assert len(linear.collections) == 2  # Type1 and Type2 have one seed
     band = linear.collections[-1].get_paths()[0].vertices
     assert band[:, 1].min() == 100 and band[:, 1].max() == 208
-    assert len(softmax.lines) == 2 and linear.get_yscale() == "log"
-    styles = {(line.get_color(), line.get_marker(), str(line.get_linestyle())) for line in linear.lines}
-    assert len(styles) == 4
-
-
-def test_missing_tables_and_runs(runs, tmp_path):
-    unknown = error_of(runs, "--table", "table1")
-    assert "unknown table 'table1': choose from some_figure, some_table9" in unknown
-    assert "does not exist" in error_of(tmp_path / "none", "--table", "some_table9")
-    empty = tmp_path / "empty"
-    (empty / "lm/small").mkdir(parents=True)
-    message = error_of(empty, "--table", "some_table9")
-    assert "has no run of the table" in message and "such as" in message
+    assert len(softmax.lines) == 2
 
 
 MEASURED = {"experiment": "lm/big", "evaluation": "valid"}
@@ -303,14 +251,11 @@ OWN = {"row": "Own", "attention": "linear", "method": "base"}
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"titel": "x"}, "titel: unknown key"),
     ({"table": "table1"}, "table: "),
     ({"columns": {"a": {**MEASURED, "experiment": "lm/bgi"}}}, "columns.a.experiment: unknown experiment"),
     ({"columns": {"a": {**MEASURED, "evaluation": "vaild"}}}, "unknown evaluation 'vaild' (did you mean"),
     ({"columns": {"a": {**MEASURED, "metric": "perplexty"}}}, "columns.a.metric: unknown metric"),
-    ({"columns": {"a": {"mini": "lm/small", "evaluation": "valid"}}}, "experiment: missing: the table has"),
-    ({"columns": {"a": MEASURED, "mean": {"average": ["a", "b"]}}}, "columns.mean.average: unknown column"),
-    ({"baseline": "bsae"}, "baseline: no row has the method"),
+    ({"baseline": "bsae"}, "baseline: unknown method 'bsae'"),
     ({"rows": [{**OWN, "method": "t5"}]}, "row Own: the method 't5' does not exist in linear attention"),
     ({"rows": [{**OWN, "changes": {"data": "x"}}]}, "data is not allowed in changes: set it"),
     ({"rows": [{**OWN, "row": "Base"}]}, "rows: linear Base is not unique"),
@@ -339,15 +284,6 @@ def test_runs_of_a_different_length_are_not_compared(runs, configs, capsys):
     assert "| linear | rope | -7.00 [" in text and text.count("short") == 2
     short = summary(runs, "mine").set_index("row").loc["short"]
     assert pd.isna(short["difference"]) and not short["is_ranked"]
-
-    for row in rows[:2]:
-        row["changes"] = {"updates": 50}
-    OmegaConf.save({**mine, "rows": rows[:2]}, configs / "tables/mine.yaml")
-    for seed in (1, 2):
-        write_run(runs / f"lm/big/linear_base/updates=50/seed-{seed}", {50: 10}, 10, 50)
-    text = output(capsys, runs, "--table", "mine")
-    assert "| linear | rope | **9.00 ± 0.00 (2 of 3)** |" in text and "not compared" not in text
-    assert "| linear | rope | -1.00 [" in text
 
 
 def test_baseline_has_the_same_k():

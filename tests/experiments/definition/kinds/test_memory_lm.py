@@ -1,7 +1,5 @@
 """Language models with a memory: evaluation and invalid settings."""
 
-import json
-
 import pytest
 from tiny import run_here
 
@@ -14,27 +12,11 @@ SMALL = (
 ).split()
 
 
-def run(folder, data, attention, method, *changes):
-    words = ["lm/transformer_xl_mini", method, "--attention", attention, "--cpu", "--results", folder]
-    return run_here(train.main, *words, f"data={data}", *SMALL, *changes)
-
-
-def measured(folder):
-    [path] = folder.rglob("evaluation.json")
-    return json.loads(path.read_text())["evaluations"]
-
-
-def test_evaluation_with_several_memories(data_bin, tmp_path):
+def test_evaluation_with_several_memories(data_bin, evaluated):
     more = "evaluations.far={split: test, segment: 8, memory: 40, clamp: 20, same_length: true, streams: 2}"
-    done = run(tmp_path, data_bin, "softmax", "xl", more)
-    assert done.returncode == 0, done.stderr
-    found = measured(tmp_path)
+    words = ["--attention", "softmax", f"data={data_bin}", *SMALL, more]
+    _, found = evaluated("lm/transformer_xl_mini", "xl", *words)
     assert set(found) == {"training", "test_m0", "test_m64", "test_m256", "far"}
-    [log] = tmp_path.rglob("eval-far.log")
-    command = log.read_text().splitlines()[0]
-    flags = "memory hidden, memory-length 40, tokens-per-sample 8, streams 2, clamp-length 20, same-length"
-    for flag in flags.split(", "):
-        assert f"--{flag}" in command
     none, some, all_, far = (found[x]["perplexity"] for x in ("test_m0", "test_m64", "test_m256", "far"))
     assert len({none, some, far}) == 3 and all(1 < x < 100 for x in (none, some, far))
     assert some == all_  # a stream of this text has fewer than 64 tokens
@@ -43,28 +25,25 @@ def test_evaluation_with_several_memories(data_bin, tmp_path):
     assert found["far"]["tokens"] == found["test_m0"]["tokens"]
 
 
-def test_the_papers_model_with_adaptive_softmax(data_bin, tmp_path):
+def test_the_papers_model_with_adaptive_softmax(data_bin, evaluated):
     cutoffs = ["train.adaptive_softmax_cutoff=10,20,30", "train.adaptive_input_cutoff=10,20,30"]
-    words = ["lm/transformer_xl", "lfhc", "--attention", "softmax", "--cpu", "--results", tmp_path]
-    changes = [*SMALL, "train.decoder_embed_dim=82", "train.decoder_attention_heads=2", "train.lr=5e-3"]
+    changes = ["--attention", "softmax", f"data={data_bin}", *SMALL, "train.lr=5e-3"]
+    changes += ["train.decoder_embed_dim=82", "train.decoder_attention_heads=2"]
     changes += [*cutoffs, "updates=40", "evaluate.flags.streams=2"]
     changes += ["train.validate_interval_updates=20", "train.save_interval_updates=20"]
-    done = run_here(train.main, *words, f"data={data_bin}", *changes)
-    assert done.returncode == 0, done.stderr
-    found = measured(tmp_path)
+    _, found = evaluated("lm/transformer_xl", "lfhc", *changes)
     assert found["test_m150"]["tokens"] == found["test_m640"]["tokens"]
     assert max(found[name]["perplexity"] for name in ("test_m150", "test_m640")) < 40  # words
 
 
 @pytest.mark.parametrize("attention, method, change, message", [
     ("softmax", "rope", "evaluations.x={split: test, clamp: 9}", "set evaluations.x.clamp=0"),
-    ("linear", "rope", "evaluations.x={split: test, same_length: true}", "set evaluations.x.same_length="),
-    ("softmax", "xl", "evaluations.x={split: test, memory: -1}", "memory: must be a non-negative"),
     ("softmax", "xl", "train.memory=state", "--memory state includes all previous positions"),
     ("softmax", "xl", "batch.unit=tokens", "batch.unit=tokens: memory_lm needs batch.unit=seq"),
 ])  # fmt: skip
 def test_invalid_settings(attention, method, change, message, data_bin, tmp_path):
-    done = run(tmp_path / "results", data_bin, attention, method, change)
+    words = ["lm/transformer_xl_mini", method, "--attention", attention, "--cpu", *SMALL, change]
+    done = run_here(train.main, *words, f"data={data_bin}", "--results", tmp_path / "results")
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0 and message in last and "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "results").exists()

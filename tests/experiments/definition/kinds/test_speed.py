@@ -2,7 +2,7 @@
 
 from tiny import run_here
 
-from fairseq_lrpe.cli import table, train
+from fairseq_lrpe.cli import table
 from fairseq_lrpe.experiments.reporting.records import read_runs
 
 SMALL = ["layers=1", "length=16", "vocab_size=100", "batch.total=2", "rounds=2", "seeds=[1]"]
@@ -21,8 +21,3 @@ def test_table_of_speeds(tmp_path):
         assert record.values["steps"]["relative_speed"] > 0 < record.values["steps"]["milliseconds"]
     again = run_here(table.main, *words)
     assert "started" not in again.stdout + again.stderr
-
-
-def test_estimate_is_refused(tmp_path):
-    done = run_here(train.main, "speed/roberta_mini", "base", "--estimate", "--results", str(tmp_path))
-    assert done.returncode and "no estimate, because its runs train no model" in done.stderr

@@ -1,13 +1,12 @@
 """Image classification: training, evaluation, `lrpe classify`, and the settings of the paper."""
 
-import json
 import math
 
 import pytest
 from image_files import write_image_dataset
 from tiny import run_here
 
-from fairseq_lrpe.cli import classify, train
+from fairseq_lrpe.cli import classify
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.inference import classify as inference
 
@@ -16,44 +15,37 @@ SMALL += ["train.encoder_attention_heads=2", "train.image_size=8", "batch.total=
 SMALL += ["updates=4", "train.warmup_updates=1", "evaluate.flags.batch_size=7"]
 
 
-def run(folder, data, method, *changes):
-    words = ["vit/cifar10_mini", method, "--attention", "linear", "--cpu", "--results", str(folder)]
-    train.main([*words, f"data={data}", *SMALL, *changes])
+@pytest.fixture
+def words(tmp_path):
+    return ["--attention", "linear", f"data={write_image_dataset(tmp_path / 'data')}", *SMALL]
 
 
-def test_evaluation(tmp_path, capsys):
-    data = write_image_dataset(tmp_path / "data")
-    run(tmp_path, data, "tmlr_type2", "train.recipe=full", "train.repeats=3")
-    [path] = tmp_path.rglob("evaluation.json")
-    measured = json.loads(path.read_text())["evaluations"]
+def test_evaluation(words, evaluated):
+    changes = "train.recipe=full", "train.repeats=3"
+    _, measured = evaluated("vit/cifar10_mini", "tmlr_type2", *words, *changes)
     for name in ("valid", "test"):
         assert 0 <= measured[name]["accuracy"] <= measured[name]["accuracy5"] <= 100
     width, patches, labels = 16, 4, 3
     layer = 4 * width**2 + width + 2 * width**2 + 2 * width + 4 * width + 2 * width + 4
     expected = 3 * 4**2 * width + width + (patches + 1) * width + layer + 2 * width + labels * width + labels
     assert measured["test"]["parameters"] == pytest.approx(expected / 1e6)
-    assert f"test: accuracy {measured['test']['accuracy']:.2f}" in capsys.readouterr().out
 
 
-def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
+def test_classify_matches_the_evaluation(words, evaluated, tmp_path, monkeypatch):
     """The folder has the test set's files."""
-    data = write_image_dataset(tmp_path / "data")
-    run(tmp_path, data, "rope")
-    [checkpoint] = tmp_path.rglob("checkpoint_best.pt")
+    run, measured = evaluated("vit/cifar10_mini", "rope", *words)
     folder = tmp_path / "data.images"
     for file in folder.iterdir():
         if not file.name.startswith("test"):
             file.unlink()
     monkeypatch.setattr(inference, "BATCH_SIZE", 7)
-    done = run_here(classify.main, checkpoint, folder, "--cpu")
+    done = run_here(classify.main, run, folder, "--cpu")
     assert done.returncode == 0, done.stderr
     head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert head == ["file", "label", "probability"] and len(rows) == 24
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
     right = sum(label == f"class{int(name[4:-4]) % 3}" for name, label, _ in rows)
-    [path] = tmp_path.rglob("evaluation.json")
-    measured = json.loads(path.read_text())["evaluations"]["test"]["accuracy"]
-    assert measured == pytest.approx(100 * right / 24, abs=1e-3)
+    assert measured["test"]["accuracy"] == pytest.approx(100 * right / 24, abs=1e-3)
     assert all(1 / 3 <= float(probability) <= 1 for *_, probability in rows)
 
 
