@@ -62,9 +62,8 @@ def run_command(
     log.parent.mkdir(parents=True, exist_ok=True)
     variables = {**KEEP_MEMORY, **os.environ, **(environment or {}), **SETTINGS}
     process = None
-    with log.open("ab") as file, log.open("rb") as output:
+    with log.open("ab", buffering=0) as file, log.open("rb") as output:
         file.write(f"$ {' '.join(command)}\n".encode())
-        file.flush()
         output.seek(0, os.SEEK_END)
         popen |= {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT, "env": variables}
         popen |= {"start_new_session": True, "preexec_fn": die_with_parent()}
@@ -90,9 +89,7 @@ def _follow(process, output, stop):
     while not exited:
         exited = process.poll() is not None  # checked before the last read, so that all output is read
         *lines, partial_line = (partial_line + output.read()).split(b"\n")
-        if exited and partial_line:
-            lines.append(partial_line)
-        for line in lines:
+        for line in [*lines, partial_line] if exited and partial_line else lines:
             yield line.decode(errors="replace") + "\n"
         if stop is not None and stop.is_set():
             raise CommandFailed("stopped")
@@ -138,9 +135,9 @@ def exit_on_signals():
 
 @contextmanager
 def handle_signals(handler: Callable, *signals: int) -> Iterator[None]:
-    """Installs a handler for some signals and restores the previous handlers at the end of the block.
+    """Handles some signals in the block, but not those that are ignored, as under nohup.
 
-    Signals that are ignored, as under nohup, stay ignored. Outside the main thread, nothing is installed.
+    Outside the main thread, nothing is installed.
     """
     previous = {}
     if threading.current_thread() is threading.main_thread():

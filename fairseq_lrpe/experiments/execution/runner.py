@@ -126,12 +126,10 @@ class Job:
         return [replace(self, run=run, lock=None) for run in self.experiment.trials(self.run)]
 
     def say(self, text: str) -> None:
-        """Prints a line, unless the run is executed in a thread beside others."""
         if self.stop is None:
             print(text, flush=True)
 
     def call(self, command: list[str], name: str) -> Path:
-        """Runs a command of the evaluation ``name`` and returns the path of its log."""
         log = self.folder / f"eval-{name}.log"
         log.unlink(missing_ok=True)
         self.run_command(command, log)
@@ -224,14 +222,13 @@ def run_primary(job: Job) -> None:
         return
     if trials:
         choose(job, trials, {**settings, "updates": sum(trial.updates for trial in trials)})
-    else:
-        if not job.kind.trains:
-            write_json(job.folder / "run.json", settings)
-        elif not job.record.get("finished"):
-            train(job, settings)
-        for name in missing_evaluations(job, job.record):
-            job.say(f"{job.run}: evaluating {name}")
-            evaluate(job, name)
+    elif not job.kind.trains:
+        write_json(job.folder / "run.json", settings)
+    elif not job.record.get("finished"):
+        train(job, settings)
+    for name in missing_evaluations(job, job.record):
+        job.say(f"{job.run}: evaluating {name}")
+        evaluate(job, name)
     record = {"evaluations": {}, **job.record, "finished": run_directory.timestamp()}
     write_json(job.folder / "evaluation.json", record)
     for name, measured in record["evaluations"].items():
@@ -258,7 +255,6 @@ def train(job: Job, settings: dict) -> None:
 
 
 def run_training(job: Job, command: list[str], log: Log) -> None:
-    """Runs fairseq-train unless the last checkpoint already has all updates."""
     job.say(shlex.join(command))
     # fairseq would train a finished model for one more update.
     if run_directory.completed_updates(job.folder / "checkpoints") < job.updates:
@@ -276,10 +272,9 @@ def run_worker(job: Job) -> None:
 
 
 def choose(job: Job, trials: list[Job], settings: dict) -> None:
-    """Executes the trials, records their evaluations, and uses those of the best trial for the run.
+    """Executes the trials, and records the evaluations and the checkpoint of the best for the run.
 
-    The first metric of the kind in the first evaluation decides. A link to the best checkpoint and the
-    validations of its log are added to the job's folder. The checkpoints of all other trials are removed.
+    The first metric of the kind in the first evaluation decides. Other trials' checkpoints are removed.
     """
     write_json(job.folder / "run.json", settings)
     first, metric = next(iter(job.kind.evaluations(job.cfg))), next(iter(job.kind.metrics))
