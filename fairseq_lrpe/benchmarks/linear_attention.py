@@ -50,7 +50,6 @@ def implementations(device: str) -> dict[str, Callable]:
 
 
 def training_step(name: str, length: int, args: Namespace) -> Callable[[], None]:
-    """Returns a forward and a backward pass; q, k and v are positive like the output of a feature map."""
     device, dtype = measurement.device(args.cpu), DTYPES[args.dtype]
     shape = max(1, TOKENS // length), args.heads, length, args.width
     *inputs, gradient = (torch.rand(shape, device=device, dtype=dtype) for _ in range(4))
@@ -101,13 +100,13 @@ def decoding_steps(name: str, args: Namespace) -> Callable[[], None]:
     return step
 
 
-def exponent(rows: list[dict]) -> float | None:
-    """Returns the slope of log(ms per sequence) over log(length) at great lengths; None for one length."""
+def exponent(rows: list[dict]) -> float:
+    """Returns the slope of log(ms per sequence) over log(length) at great lengths, or NaN for one length."""
     long = [row for row in rows if row["length"] >= TOKENS]
     rows = long if len(long) > 2 else rows[-3:]
     lengths = [math.log(row["length"]) for row in rows]
     times = [math.log(row["ms"] / row["batch"]) for row in rows]
-    return linear_regression(lengths, times).slope if len(rows) > 1 else None
+    return linear_regression(lengths, times).slope if len(rows) > 1 else math.nan
 
 
 def plot(by_name: dict[str, list[dict]], path: Path) -> None:

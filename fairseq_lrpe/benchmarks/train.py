@@ -108,7 +108,6 @@ def random_batch(family: Family, args: Namespace, pad: int | None) -> dict:
 
 
 def setup(model: str, args: Namespace):
-    """Returns fairseq's configuration and the task of a model, an architecture with flags of its own."""
     arch, *own_flags = shlex.split(model)
     family = family_of(arch)
     flags = {

@@ -65,7 +65,6 @@ def decode_stdin(error_type: type[BaseException] = UserError) -> None:
 
 
 def new_parser(prog: str, description: str, arguments: str) -> argparse.ArgumentParser:
-    """Returns a parser that keeps the line breaks of the description; its usage is ``prog arguments``."""
     formatter = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(prog, f"%(prog)s {arguments}", description, formatter_class=formatter)
 

@@ -40,7 +40,6 @@ def is_hidden(path: str) -> bool:
 
 
 def visible_entries(folder: Path) -> list[Path]:
-    """Returns the sorted paths of the files and folders in a folder, without hidden ones."""
     return [Path(entry) for entry in _entries(folder)]
 
 

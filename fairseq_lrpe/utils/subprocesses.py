@@ -89,7 +89,9 @@ def _follow(process, output, stop):
     while not exited:
         exited = process.poll() is not None  # checked before the last read, so that all output is read
         *lines, partial_line = (partial_line + output.read()).split(b"\n")
-        for line in [*lines, partial_line] if exited and partial_line else lines:
+        if exited and partial_line:
+            lines.append(partial_line)
+        for line in lines:
             yield line.decode(errors="replace") + "\n"
         if stop is not None and stop.is_set():
             raise CommandFailed("stopped")

@@ -75,7 +75,6 @@ def _parsed(path, modified):
 
 
 def build_config(kind: Kind, content: DictConfig) -> DictConfig:
-    """Validates the settings of an experiment and adds defaults; interpolations stay unresolved."""
     settings = validate(kind.settings, resolved(content))
     # Evaluations get no defaults, since their recorded settings are compared with the given ones.
     return OmegaConf.merge(settings.model_dump() | {"evaluations": {}}, content)
@@ -216,7 +215,6 @@ class Experiment:
         return [run.changed(dict(zip(choose, cell, strict=True))) for cell in cells]
 
     def starts_from(self, run: Run) -> Run | Path | None:
-        """Returns the run or the path of the checkpoint that initializes a run's model, or None."""
         name = self.cfg.starts_from
         if not name or not (CONFIGS / f"{name}.yaml").is_file():
             return name and REPOSITORY / name

@@ -80,7 +80,6 @@ class Row(Model):
         return name in (self.columns or (name,)) and column.attention in (None, self.attention)
 
     def has_runs(self, name: str, column: Column) -> bool:
-        """Returns whether runs of the row measure a column; combined columns have no runs."""
         is_dash = self.values.get(name, 0) is None
         is_run = self.method and self.attention and not column.parts and not is_dash
         return bool(is_run) and self.shows(name, column)

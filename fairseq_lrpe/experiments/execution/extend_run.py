@@ -44,8 +44,6 @@ def start(job, settings: dict) -> None:
 
 
 def shorter_runs(job) -> list[tuple[Path, int]]:
-    """Returns (folder, updates) of finished runs like the job but with fewer updates, the longest first."""
-
     def without_updates(run):
         changes = tuple(pair for pair in run.changes if pair[0] != "updates")
         return replace(run, method=canonical(run.method), changes=changes)

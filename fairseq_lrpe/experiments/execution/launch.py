@@ -107,7 +107,6 @@ def train_command(job) -> list[str]:
 
 
 def check_own_flags(configured: dict, more: list[str]) -> None:
-    """Raises UserError if the settings or the words after -- contain one of ``OWN_FLAGS``."""
     given = {word[2:].partition("=")[0].replace("-", "_") for word in more if word.startswith("--")}
     # docs/performance.md measures the CPU with --fp16 and --bf16.
     named = {name: f"--{name.replace('_', '-')}" for name in given - {"fp16", "bf16"}}

@@ -19,7 +19,6 @@ METRICS = ("loss", "ppl", "accuracy")  # the metrics of training batches in fair
 
 
 def describe(entries: list[dict], updates: int, log: Path) -> str:
-    """Returns one line about a training: its completed updates, metrics, speed and remaining time."""
     inner = next((entry for entry in reversed(entries) if entry["kind"] == "train_inner"), {})
     completed = run_directory.entry_updates(entries[-1]) if entries else 0
     parts = [f"{completed:,} of {updates:,} updates"]

@@ -218,7 +218,6 @@ class Log:
         self.entries = in_order(entry for entry in found if entry_updates(entry) <= completed)
 
     def parse(self, line: str) -> dict | None:
-        """Returns the metrics in a line of fairseq's output; None if it has none or is incomplete."""
         if not (match := self.pattern.search(line)):
             return None
         with suppress(ValueError):

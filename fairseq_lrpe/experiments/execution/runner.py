@@ -122,7 +122,6 @@ class Job:
         return Job(self.experiment.other(initial.experiment), initial, self.results).checkpoint
 
     def trials(self) -> list["Job"]:
-        """Returns the jobs of the trials among which this job chooses the best; empty without ``choose``."""
         return [replace(self, run=run, lock=None) for run in self.experiment.trials(self.run)]
 
     def say(self, text: str) -> None:
@@ -309,7 +308,6 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
 
 
 def link(checkpoint: Path, own: Path) -> None:
-    """Makes ``own`` a hard link to the checkpoint, or a copy if the file system does not support links."""
     own.parent.mkdir(exist_ok=True)
     if own.exists() and own.samefile(checkpoint):  # os.replace would then not remove the temporary link
         return
@@ -322,7 +320,6 @@ def link(checkpoint: Path, own: Path) -> None:
 
 
 def trial_name(job: Job, trial: Job) -> str:
-    """Returns the changes of a trial that its run does not have, such as "train.lr=0.001"."""
     return " ".join(f"{key}={value}" for key, value in trial.run.changes if key not in dict(job.run.changes))
 
 

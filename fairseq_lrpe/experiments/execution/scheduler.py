@@ -135,7 +135,6 @@ class Scheduler:
         self.running[pool.submit(execute, job)] = run, slot
 
     def finish(self, run: Run, error: str | None, cause: Run) -> None:
-        """Marks a run as done; ``cause`` is the run that failed first, if any."""
         if error is None:
             self.say(f"finished {run}")
         else:

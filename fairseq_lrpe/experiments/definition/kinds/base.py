@@ -111,6 +111,7 @@ class Kind:
         return {name: dict(settings) for name, settings in cfg.evaluations.items() if settings is not None}
 
     def evaluate(self, job, name: str) -> dict[str, float]:
+        """Evaluates the job's checkpoint and returns {metric: value} of one evaluation."""
         raise NotImplementedError
 
     def describe(self, measured: dict) -> str | None:
@@ -120,6 +121,7 @@ class Kind:
         return shown
 
     def run_evaluation(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
+        """Runs a command of fairseq on the split of an evaluation and returns the path of its log."""
         flags = {
             "user_dir": display_path(PLUGIN),
             "path": display_path(job.checkpoint),

@@ -73,7 +73,6 @@ def perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
 
 
 def model_flags(job) -> dict:
-    """Returns {flag: value} of the job's trained model; raises UserError for fairseq's own models."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
     model = read_checkpoint(job.checkpoint, "train the run first")["cfg"]["model"]
@@ -83,7 +82,6 @@ def model_flags(job) -> dict:
 
 
 def check_length(job, split: str, length: int) -> int:
-    """Returns the number of tokens in a split; raises UserError if blocks of ``length`` are too long."""
     from fairseq.data.indexed_dataset import make_dataset  # this import takes seconds
 
     limit, reason = max_length(model_flags(job))
@@ -141,7 +139,6 @@ def max_length(model: dict) -> tuple[float, str]:
 
 
 def _depends_on_length(build: Callable, trained: int, *inputs) -> bool:
-    """Returns whether a module depends on the number of positions it is built for."""
     import torch  # takes seconds
 
     # Users' encodings and token positions do not have to declare it.
