@@ -81,7 +81,8 @@ def execute(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
         for message in errors:
             print(f"table: {message}", file=sys.stderr)
         with resumable():
-            errors += scheduler.Scheduler(ready, count, 0 if machine["cpu"] else machine["gpus"]).execute()
+            gpus = 0 if machine["cpu"] else machine["gpus"]
+            errors += scheduler.Scheduler(ready, count, gpus).execute()
         if any(job.state == "finished" for job in jobs.values()):
             show(table, args, errors)
     return errors

@@ -229,8 +229,9 @@ class Table(TableSpec):
             known = " or ".join(f"--scale {other}" for other in self.scales)
             message = f"missing: the table has no experiment at --scale {scale}; use {known}"
             raise self._error(EXPERIMENTS[scale], message)
-        names = {x: about.experiment_at(scale) for x, about in self.settings.columns.items()}
-        self.columns = {x: about for x, about in self.settings.columns.items() if about.parts or names[x]}
+        columns = self.settings.columns
+        names = {x: about.experiment_at(scale) for x, about in columns.items()}
+        self.columns = {x: about for x, about in columns.items() if about.parts or names[x]}
         measured = {x: names[x] for x, about in self.columns.items() if not about.parts}
         for column, name in measured.items():
             key = f"columns.{column}.{EXPERIMENTS[scale]}"

@@ -41,7 +41,8 @@ def processor(environment: Mapping[str, str]) -> dict[str, str | int]:
     info = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*: (.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
     threads = int(environment.get("OMP_NUM_THREADS", torch.get_num_threads()))
-    name, instructions = match[1] if match else platform.machine(), torch.backends.cpu.get_cpu_capability()
+    name = match[1] if match else platform.machine()
+    instructions = torch.backends.cpu.get_cpu_capability()
     return {"name": name, "instructions": instructions, "threads": threads}
 
 

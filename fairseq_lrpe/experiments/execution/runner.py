@@ -98,7 +98,8 @@ class Job:
             return "in use"
         record, trials = self.record, self.trials()
         missing = missing_evaluations(self, record)
-        if "finished" not in record or {trial_name(self, x) for x in trials} != set(record.get("tried", ())):
+        tried = set(record.get("tried", ()))
+        if "finished" not in record or {trial_name(self, x) for x in trials} != tried:
             return "partial"
         first = next(iter(self.kind.evaluations(self.cfg)), None)
         is_trial = bool(self.experiment.cfg.choose) and not trials
@@ -289,7 +290,8 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
         write_atomic(job.folder / "log.jsonl", log)
     sign = 1 if job.kind.metrics[metric] == "higher" else -1
     scores = [sign * measured[first][metric] for measured in tried.values()]
-    best = trials[max(range(len(trials)), key=lambda i: -math.inf if math.isnan(scores[i]) else scores[i])]
+    scores = [-math.inf if math.isnan(score) else score for score in scores]
+    best = trials[scores.index(max(scores))]
     if not best.checkpoint.exists():  # it was removed in favor of a trial that is no longer listed
         (best.folder / "evaluation.json").unlink()
         execute_run(best)
@@ -328,7 +330,8 @@ def evaluate(job: Job, name: str) -> None:
         existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
         remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else "remove the folder"
         raise UserError(f"{job.checkpoint} does not exist: {remedy}")
-    record_evaluation(job, name, {"settings": evaluation_settings(job, name), **job.kind.evaluate(job, name)})
+    settings = evaluation_settings(job, name)
+    record_evaluation(job, name, {"settings": settings, **job.kind.evaluate(job, name)})
 
 
 def record_evaluation(job: Job, name: str, measured: dict) -> None:

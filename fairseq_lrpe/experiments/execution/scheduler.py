@@ -143,4 +143,5 @@ class Scheduler:
             self.say(f"FAILED   {run}: {error.splitlines()[-1]}")
         self.order.done(run)
         self.display.advance(self.bar)
-        self.display.update(self.bar, description=", ".join(str(one) for one, _ in self.running.values()))
+        running = ", ".join(str(one) for one, _ in self.running.values())
+        self.display.update(self.bar, description=running)
