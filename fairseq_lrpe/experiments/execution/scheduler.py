@@ -5,6 +5,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from graphlib import TopologicalSorter
 
@@ -56,13 +57,12 @@ def execute(job: Job) -> str | None:
     """Executes a run, unless another process does; returns the message of its error, or None."""
     try:
         job.check()
-        while job.state != "finished":
-            try:
-                execute_run(job)
-                break
-            except InUse:
-                if job.stop.wait(POLL_SECONDS):
+        while (state := job.state) != "finished" and not job.stop.is_set():
+            with suppress(InUse):  # another process may lock it after its state was read
+                if state != "in use":
+                    execute_run(job)
                     break
+            job.stop.wait(POLL_SECONDS)
     except (UserError, OSError, CommandFailed) as error:
         return str(error)
     except Exception:  # a bug must not stop the other runs
