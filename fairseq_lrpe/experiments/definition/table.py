@@ -236,7 +236,7 @@ class Table(TableSpec):
         for column, name in measured.items():
             key = f"columns.{column}.{EXPERIMENTS[scale]}"
             self._check(key, "experiment", name, experiments.experiments())
-        own = {name: applicable_overrides(name, overrides) for name in measured.values()}
+        own = {name: applicable_overrides(name, overrides) for name in dict.fromkeys(measured.values())}
         # Overrides with keys that no experiment has may add keys, such as evaluations, to all of them.
         new = [text for text in overrides if not any(text in texts for texts in own.values())]
         self.experiments = {x: Experiment.load(x, [*texts, *new], overrides) for x, texts in own.items()}
