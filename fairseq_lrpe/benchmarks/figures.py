@@ -1,8 +1,7 @@
-"""Plots Figures 2 to 6 of the LFHC and GCDF paper, and the scores of all relative encodings.
+"""Plots Figures 2 to 6 of Qu et al. 2021, the LFHC and GCDF paper, and the scores of all relative encodings.
 
-prior_matrices.png (Figure 2), position_frequencies.png (Figure 3), length_distributions.png (Figure 4) and
-prior_distances.png (Figures 5 and 6) are the figures of Qu et al. 2021. score_curves.png shows the score of a
-query and a key over their distance for every relative encoding.
+prior_matrices.png is Figure 2, position_frequencies.png Figure 3, length_distributions.png Figure 4 and
+prior_distances.png Figures 5 and 6. score_curves.png has the scores over the distance from query to key.
 """
 
 import logging
@@ -36,10 +35,7 @@ PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}
 
 
 def prior_matrices(path: Path, reach: int = 64, width: int = 128) -> None:
-    """Plots Figure 2: the matrices R by dimension and relative position.
-
-    The width is smaller than that of the paper's models, so that single columns are visible.
-    """
+    """Plots Figure 2: the matrices R, in a width that is smaller than the paper's to show single columns."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for ax, (name, prior) in zip(axes, PRIORS.items(), strict=True):
@@ -66,7 +62,6 @@ def position_frequencies(path: Path, length: int = 5) -> None:
 
 
 def prior_distances(path: Path, reach: int = 512, width: int = 512) -> None:
-    """Plots Figures 5 and 6: ‖R_x − R_0‖ over the relative position x."""
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     axes = figure.subplots(1, 2)
     x = torch.arange(reach + 1)
@@ -81,8 +76,7 @@ def prior_distances(path: Path, reach: int = 512, width: int = 512) -> None:
 def input_lengths(folder: Path) -> np.ndarray:
     """Returns the lengths of the training inputs in a data folder of ``classification``, before truncation.
 
-    A text has as many tokens as words, and a pair, ``<s> a </s> b </s>``, three more than both texts, as in
-    the experiments on the datasets of Qu et al. 2021. Raises UserError if the folder has no intact texts.
+    A text has as many tokens as words, and a pair, ``<s> a </s> b </s>``, three more than both texts.
     """
     check_labeled(folder, "train")
     task = ClassificationTask(ClassificationConfig(data=str(folder), max_positions=sys.maxsize))
@@ -91,18 +85,16 @@ def input_lengths(folder: Path) -> np.ndarray:
 
 
 def prepared_folders() -> list[Path]:
-    missing = [folder for folder in DATA if not (folder / layout.METADATA).is_file()]
-    if missing:
-        names = ", ".join(str(display_path(folder)) for folder in missing)
-        print(f"not in Figure 4, because not prepared (bash data_prep/prepare.sh): {names}")
-    return [folder for folder in DATA if folder not in missing]
+    prepared = [folder for folder in DATA if (folder / layout.METADATA).is_file()]
+    if missing := ", ".join(str(display_path(folder)) for folder in DATA if folder not in prepared):
+        print(f"not in Figure 4, because not prepared (bash data_prep/prepare.sh): {missing}")
+    return prepared
 
 
 def length_distributions(path: Path, lengths: dict[Path, np.ndarray], columns: int = 3) -> None:
     """Plots Figure 4: a histogram of the :func:`input_lengths` of each data folder.
 
-    The paper does not name its six datasets. Here, they are the six of its text classification; in its other
-    tasks, the encoding is in a decoder.
+    The paper does not name its six datasets. Here, they are the six of its text classification.
     """
     figure, axes = grid(len(lengths), columns, (10, 2.6))
     for ax, (folder, tokens) in zip(axes, lengths.items(), strict=True):
@@ -124,14 +116,10 @@ def length_distributions(path: Path, lengths: dict[Path, np.ndarray], columns: i
 
 def score_curves(path: Path, columns: int = 5) -> None:
     """Plots the scores of every method with a relative encoding over the distance, one line per head."""
-    methods = {
-        name: method
-        for name, method in METHODS.items()
-        if is_relative(method.encoding) and not name.startswith("ablation_")
-    }
-    figure, axes = grid(len(methods), columns, (15, 2.4), sharex=True)
-    for ax, (name, method) in zip(axes, track(methods.items(), "score curves"), strict=True):
-        ax.plot(scores_by_distance(method).T, linewidth=0.8)
+    names = [name for name in METHODS if is_relative(name) and not name.startswith("ablation_")]
+    figure, axes = grid(len(names), columns, (15, 2.4), sharex=True)
+    for ax, name in zip(axes, track(names, "score curves"), strict=True):
+        ax.plot(scores_by_distance(METHODS[name]).T, linewidth=0.8)
         ax.set_title(name, fontsize=10)
         ax.tick_params(labelsize=7)
         ax.grid(alpha=0.3)
@@ -150,9 +138,9 @@ def grid(count: int, columns: int, size: tuple[float, float], **options) -> tupl
 
 
 def is_relative(name: str) -> bool:
-    """Returns whether an encoding's scores depend on the distance only, and not on other tokens."""
-    encoding = ENCODINGS[name]
-    if name == "none" or encoding.uses_absolute_positions:
+    """Returns whether a method's scores depend on the distance only, and not on other tokens."""
+    encoding = ENCODINGS[METHODS[name].encoding]
+    if encoding is ENCODINGS["none"] or encoding.uses_absolute_positions:
         return False
     return encoding.decomposable or encoding.bidirectional
 
@@ -162,8 +150,7 @@ def scores_by_distance(method: Method, reach: int = 256, heads: int = 4, head_di
     """Returns the scores (heads, reach + 1) of a query with keys at distances 0, 1, .. ``reach`` before it.
 
     The scores are those of causal softmax attention, before the softmax, in layer 2 of 6, with the initial
-    parameters of the method's encoding (seed 0). Query and keys are the same random positive unit vector. The
-    inputs that some encodings use besides queries and keys are random.
+    parameters of the method's encoding. Query and keys are the same random positive unit vector.
     """
     encoding, x = _initial(method, "softmax", reach, heads, head_dim)
     context = Context(reach, 0)
@@ -180,8 +167,7 @@ def weights_by_distance(
 ) -> torch.Tensor:
     """Returns the weights (heads, reach + 1) of keys at distances 0, 1, .. , which are 1 without an encoding.
 
-    In softmax attention, these are the weights of :func:`scores_by_distance` times the number of keys. In
-    linear attention, they are the products of the same query and keys after the feature map and the encoding,
+    In linear attention, they are the products of the query and keys after the feature map and the encoding,
     divided by the product without the encoding; they can be negative. A notebook in docs plots them.
     """
     if attention == "softmax":
@@ -195,7 +181,6 @@ def weights_by_distance(
 
 
 def _initial(method, attention, reach, heads, head_dim):
-    """Returns a method's encoding with its initial parameters, and the vector of all queries and keys."""
     torch.manual_seed(0)
     cfg = PositionConfig(attention=attention, **method.flags)
     size = {"embed_dim": heads * head_dim, "num_heads": heads}

@@ -8,7 +8,6 @@ example:
 """
 
 import math
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -51,7 +50,6 @@ def implementations(device: str) -> dict[str, Callable]:
 
 
 def training_step(name: str, length: int, args: Namespace) -> Callable[[], None]:
-    """Returns a forward and a backward pass; q, k and v are positive like the output of a feature map."""
     device, dtype = measurement.device(args.cpu), DTYPES[args.dtype]
     shape = max(1, TOKENS // length), args.heads, length, args.width
     *inputs, gradient = (torch.rand(shape, device=device, dtype=dtype) for _ in range(4))
@@ -65,7 +63,6 @@ def training_step(name: str, length: int, args: Namespace) -> Callable[[], None]
 
 
 def measure(args: Namespace) -> list[dict]:
-    """Returns a row for each length and each implementation that is not too slow for it."""
     rows, names = [], list(implementations(measurement.device(args.cpu)))
     for length in args.lengths:
         build = partial(training_step, length=length, args=args)
@@ -103,16 +100,13 @@ def decoding_steps(name: str, args: Namespace) -> Callable[[], None]:
     return step
 
 
-def exponent(rows: list[dict]) -> float | None:
-    """Returns the least-squares slope of log(ms per sequence) over log(length), or None for one length.
-
-    It is fitted to the lengths of at least TOKENS or, if these are fewer than three, to the last three.
-    """
+def exponent(rows: list[dict]) -> float:
+    """Returns the slope of log(ms per sequence) over log(length) at great lengths, or NaN for one length."""
     long = [row for row in rows if row["length"] >= TOKENS]
     rows = long if len(long) > 2 else rows[-3:]
     lengths = [math.log(row["length"]) for row in rows]
     times = [math.log(row["ms"] / row["batch"]) for row in rows]
-    return linear_regression(lengths, times).slope if len(rows) > 1 else None
+    return linear_regression(lengths, times).slope if len(rows) > 1 else math.nan
 
 
 def plot(by_name: dict[str, list[dict]], path: Path) -> None:
@@ -143,9 +137,9 @@ def main(arguments: list[str] | None = None) -> None:
     add("--rounds", type=number, default=7, help=f"number of measured rounds {default}")
     add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     add("--plot", type=image_path, default="results/benchmark.png", help=f"image file of the plot {default}")
-    args = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    args = parser.parse_args(arguments)
     args.lengths, args.json = sorted(set(args.lengths)), None
-    with measurement.measuring(parser.prog, args.cpu):
+    with measurement.measuring(parser.prog):
         rows = measure(args)
         sizes = f"{args.heads} heads × {args.width}"
         measurement.report(rows, f"forward + backward, {sizes}, {args.dtype}", args)

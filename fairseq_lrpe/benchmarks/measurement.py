@@ -2,24 +2,24 @@
 
 import json
 import logging
-import statistics
+import sys
 import warnings
 import weakref
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+import pandas as pd
 import torch
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import timer
 
-from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser, output_path, print_wide
+from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser, output_path
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.gpus import check_architectures
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -40,55 +40,30 @@ def model_parser(name: str, description: str) -> ArgumentParser:
     return parser
 
 
-def parse(parser: ArgumentParser, arguments: list[str]) -> Namespace:
+def parse(parser: ArgumentParser, arguments: list[str] | None) -> Namespace:
+    arguments = sys.argv[1:] if arguments is None else arguments
     split = arguments.index("--") if "--" in arguments else len(arguments)
     return parser.parse_args(arguments[:split], Namespace(flags=arguments[split + 1 :]))
 
 
 @contextmanager
-def measuring(program: str, cpu: bool = False) -> Iterator[None]:
-    """Context without logs, in which lack of memory is a UserError."""
+def measuring(program: str) -> Iterator[None]:
     for category in (UserWarning, FutureWarning):  # fairseq uses deprecated interfaces of hydra and torch
         warnings.filterwarnings("ignore", category=category)
     logging.disable(logging.INFO)
     torch.set_flush_denormal(True)  # as in training
     with exit_on_error(program):
-        if not cpu:
-            check_architectures()
         try:
             yield
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            messages = "out of memory", "can't allocate memory"
+            if not any(message in str(error) for message in messages):
                 raise
             raise UserError("out of memory: try smaller sizes") from None
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    return any(message in str(error) for message in ("out of memory", "can't allocate memory"))
-
-
 def device(cpu: bool = False) -> str:
     return "cuda" if torch.cuda.is_available() and not cpu else "cpu"
-
-
-def seconds(function: Callable[[], object]) -> float:
-    start = timer()
-    function()
-    return timer() - start
-
-
-def interleave(steps: list[Callable[[], object]], rounds: Iterable) -> list[list[float]]:
-    """Measures each step once per round, so that changes of the machine's speed affect all of them.
-
-    Each round begins with the next step, and the first round is a warm-up. Returns the seconds of each step
-    in each round after the first.
-    """
-    times = [[] for _ in steps]
-    for number, _ in enumerate(rounds):
-        first = number % len(steps)
-        for i in [*range(first, len(steps)), *range(first)]:
-            times[i].append(seconds(steps[i]))
-    return [taken[1:] for taken in times]
 
 
 def peak_memory(function: Callable[[], object], cpu: bool = False) -> int:
@@ -112,33 +87,25 @@ class TensorMemory(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.current = self.peak = 0
-        self.storages = set()
+        self.peak = 0
+        self.sizes = {}  # of the storages that exist
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         before = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         out = func(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in before | self.storages:
-                self._add(x.untyped_storage())
+        for storage in (x.untyped_storage() for x in tree_leaves(out) if isinstance(x, Tensor)):
+            if storage._cdata not in before | self.sizes.keys():
+                self.sizes[storage._cdata] = storage.nbytes()
+                self.peak = max(self.peak, sum(self.sizes.values()))
+                weakref.finalize(storage, self.sizes.pop, storage._cdata)
         return out
-
-    def _add(self, storage):
-        key, size = storage._cdata, storage.nbytes()
-        self.storages.add(key)
-        self.current += size
-        self.peak = max(self.peak, self.current)
-        weakref.finalize(storage, self._remove, key, size)
-
-    def _remove(self, key, size):
-        self.storages.remove(key)
-        self.current -= size
 
 
 def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> list[dict]:
     """Returns a row {column: value} for each element of ``args.archs``, whose step ``build`` returns.
 
-    The speed is relative to the first one.
+    Each step is measured once per round, so that changes of the machine's speed affect all of them.
+    Each round begins with the next step, and the first round is a warm-up.
     """
 
     def two_steps(arch):  # from the second step on the optimizer's state exists
@@ -147,14 +114,19 @@ def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> li
         step()
 
     memory = [peak_memory(lambda arch=arch: two_steps(arch), args.cpu) for arch in args.archs]
-    rounds = track(range(args.rounds + 1), "rounds", transient=True)
-    times = interleave([build(arch) for arch in args.archs], rounds)
-    rows = []
-    for arch, taken, peak in zip(args.archs, times, memory, strict=True):
-        ratios = [first / own for first, own in zip(times[0], taken, strict=True)]
-        speed = statistics.median(times[0]) / statistics.median(taken)
-        row = {"model": arch, "ms": 1000 * statistics.median(taken), "relative": speed}
-        rows.append(row | {"spread": f"{min(ratios):.2f}-{max(ratios):.2f}", "MiB": peak / 2**20})
+    steps = [build(arch) for arch in args.archs]
+    times = np.zeros((args.rounds + 1, len(steps)))
+    for number in track(range(args.rounds + 1), "rounds", transient=True):
+        for i in np.roll(range(len(steps)), -number):
+            start = timer()
+            steps[i]()
+            times[number, i] = timer() - start
+    rows, times = [], 1000 * times[1:]
+    medians = np.median(times, axis=0).tolist()
+    for arch, peak, taken, ms in zip(args.archs, memory, times.T, medians, strict=True):
+        ratios = times[:, 0] / taken
+        row = {"model": arch, "ms": ms, "relative": medians[0] / ms}
+        rows.append(row | {"spread": f"{ratios.min():.2f}-{ratios.max():.2f}", "MiB": peak / 2**20})
     return rows
 
 
@@ -169,16 +141,8 @@ def report(rows: list[dict], title: str, args: Namespace) -> None:
 
 
 def print_table(rows: list[dict], title: str, caption: str) -> None:
-    table = Table(title=title, caption=caption)
-    for name, value in rows[0].items():
-        table.add_column(name, justify="left" if isinstance(value, str) else "right")
-    for row in rows:
-        table.add_row(*map(format_cell, row.values()))
-    print_wide(table)
-
-
-def format_cell(value: object) -> str:
-    """Formats a value: a float with three digits at least, None as a dash."""
-    if isinstance(value, float):
+    def format_number(value):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+    table = pd.DataFrame(rows).to_string(index=False, float_format=format_number, na_rep="-")
+    print(f"\n{title}\n\n{table}\n\n{caption}", flush=True)

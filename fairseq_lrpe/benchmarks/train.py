@@ -10,9 +10,9 @@ flags of its own. For example:
 
 import json
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -47,7 +47,6 @@ class Family(NamedTuple):
     num_labels: int = 0  # number of classes, or 0 if the task is not classification
     length: int = 512  # default input length in tokens, or side of images in pixels
     vocab_size: int = 50265  # default vocabulary size, which is that of the papers' Books
-    images: bool = False  # whether the inputs are images
 
 
 FAMILIES = {
@@ -66,12 +65,7 @@ FAMILIES = {
         "classification", "label_smoothed_cross_entropy", ["max_positions"], num_labels=2, vocab_size=260
     ),
     ViTModel: Family(
-        "image_classification",
-        "soft_target_cross_entropy",
-        ["image_size"],
-        num_labels=1000,
-        length=224,
-        images=True,
+        "image_classification", "soft_target_cross_entropy", ["image_size"], num_labels=1000, length=224
     ),
 }
 """{class of models: its family}"""
@@ -92,12 +86,8 @@ def sizes(family: Family, args: Namespace) -> Namespace:
 
 
 def random_batch(family: Family, args: Namespace, pad: int | None) -> dict:
-    """Returns a batch of random inputs and targets in the format of fairseq's datasets.
-
-    ``args`` has the sizes ``batch_size``, ``length`` and ``vocab_size``; ``pad`` is the index of padding.
-    """
     size = args.batch_size
-    if family.images:
+    if family.task == "image_classification":
         inputs = {"images": torch.randint(256, (size, args.length, args.length, 3), dtype=torch.uint8)}
         target = torch.randn(size, family.num_labels).softmax(1)
     else:
@@ -118,12 +108,6 @@ def random_batch(family: Family, args: Namespace, pad: int | None) -> dict:
 
 
 def setup(model: str, args: Namespace):
-    """Returns fairseq's configuration and the task of a model.
-
-    Args:
-        model: An architecture, and flags of its own.
-        args: Sizes of the model and of its inputs, and ``flags`` of all models.
-    """
     arch, *own_flags = shlex.split(model)
     family = family_of(arch)
     flags = {
@@ -142,21 +126,20 @@ def setup(model: str, args: Namespace):
     }
     if family.has_target:
         flags["label_smoothing"] = 0.1
+    if not family.num_labels:
+        special = 5 if family.mask_probability else 4  # symbols that fairseq adds
+        flags["dict_size"] = args.vocab_size - special
     with TemporaryDirectory() as folder:
-        data = []
         if family.num_labels:
-            data = [folder]
             write_classification_data(Path(folder), args.vocab_size, family.num_labels)
-        else:
-            special = 5 if family.mask_probability else 4  # symbols that fairseq adds
-            flags["dict_size"] = args.vocab_size - special
+        data = [folder] if family.num_labels else []
         cfg = parse_flags([*data, *as_flags(flags), *args.flags, *own_flags])
         return cfg, tasks.setup_task(cfg.task)
 
 
 def parse_flags(words: list[str]):
     parser = options.get_training_parser(default_task="dummy_lm")
-    namespace = options.parse_args_and_arch(parser, list(map(str, words)))
+    namespace = options.parse_args_and_arch(parser, words)
     namespace.tpu = False  # --bf16 sets it, and the trainer would use a TPU
     return convert_namespace_to_omegaconf(namespace)
 
@@ -179,21 +162,13 @@ def training_step(model: str, args: Namespace) -> Callable[[], None]:
     dictionary = task.source_dictionary
     batch = random_batch(family, args, dictionary and dictionary.pad())
 
-    def step():
-        try:
-            trainer.train_step([batch], raise_oom=True)  # by default, it skips batches that exceed the memory
-        except Exception as error:
-            if measurement.is_out_of_memory(error):
-                raise
-            cause = " ".join(str(error).split())
-            raise UserError(f"a training step of {model} fails: {type(error).__name__}: {cause}") from error
-
-    return step
+    # By default, fairseq skips batches that exceed the memory.
+    return lambda: trainer.train_step([batch], raise_oom=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = measurement.model_parser("train", __doc__)
-    args = measurement.parse(parser, sys.argv[1:] if arguments is None else arguments)
-    with measurement.measuring(parser.prog, args.cpu):
-        rows = measurement.compare(lambda model: training_step(model, args), args)
+    args = measurement.parse(parser, arguments)
+    with measurement.measuring(parser.prog):
+        rows = measurement.compare(partial(training_step, args=args), args)
         measurement.report(rows, f"training steps, batches of {args.batch_size}", args)

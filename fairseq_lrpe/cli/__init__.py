@@ -31,9 +31,7 @@ COMMANDS = {
     "bench": ("fairseq_lrpe.cli.bench", "measure speed and memory, or plot the encodings"),
     "methods": ("fairseq_lrpe.cli.methods", "list the methods, or explain the flags of encodings"),
 }
-INTERNAL = {
-    "evaluate-synthetic": "fairseq_lrpe.experiments.inference.evaluate_synthetic",
-}
+INTERNAL = {"evaluate-synthetic": "fairseq_lrpe.experiments.inference.evaluate_synthetic"}
 """Commands that only the experiment runner calls, and that ``lrpe --help`` does not list."""
 EXAMPLES = """\
 examples:
@@ -50,7 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
     logging.getLogger("PIL").setLevel(logging.INFO)
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
-        print(f"usage: lrpe COMMAND [options]\n\n{listing()}\n\n`lrpe COMMAND --help` explains a command.")
+        listing = "\n".join(f"  {name:<16} {summary}" for name, (_, summary) in COMMANDS.items())
+        print(f"usage: lrpe COMMAND [options]\n\n{listing}\n\n`lrpe COMMAND --help` explains a command.")
         print(f"\n{EXAMPLES}", end="")
     elif name in COMMANDS or name in INTERNAL:
         try:
@@ -61,10 +60,5 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(130)  # the import of torch and fairseq takes seconds
         command.main(rest)
     else:
-        sys.exit(
-            f"lrpe: unknown command {name!r}{choices(name, COMMANDS, '`lrpe --help` lists the commands')}"
-        )
-
-
-def listing() -> str:
-    return "\n".join(f"  {name:<16} {summary}" for name, (_, summary) in COMMANDS.items())
+        listing = "`lrpe --help` lists the commands"
+        sys.exit(f"lrpe: unknown command {name!r}{choices(name, COMMANDS, listing)}")

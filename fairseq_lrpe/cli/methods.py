@@ -22,7 +22,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def print_methods() -> None:
-    """Prints a table of the methods: the attention that they support, their flags and their sources."""
     from rich.table import Table
 
     table = Table("method", "attention", "flags", "source", title="--arch <attention>_<family>_<method>")
@@ -33,7 +32,6 @@ def print_methods() -> None:
 
 
 def print_flags() -> None:
-    """Prints the help of the flags that all model families share."""
     from fairseq.dataclass.utils import gen_parser_from_dataclass
 
     from fairseq_lrpe.config import PositionConfig

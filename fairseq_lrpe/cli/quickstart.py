@@ -9,7 +9,6 @@ example:
 
 import os
 import time
-from pathlib import Path
 
 from data_prep import prepare
 from fairseq_lrpe.cli import table
@@ -29,26 +28,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--results", type=abs_path, help=text)
     args = parser.parse_args(arguments)
     name = f"quickstart-{args.source.name}" if args.source else "quickstart"
-    results = args.results or REPOSITORY / "results" / name
-    run(args.source, args.updates, results)
-    if not args.source and not args.updates and RECORDED.is_dir():
-        with exit_on_error("quickstart"):
-            print_check(results)
-
-
-def run(source: Path | None, updates: int | None, results: Path) -> None:
-    start = time.time()
-    words = ["--from", source] if source else []
+    results, start = args.results or REPOSITORY / "results" / name, time.time()
+    words = ["--from", args.source] if args.source else []
     prepare.main(["text", *map(str, [*words, "--out", results / "text"])])
     jobs = min(4, len(os.sched_getaffinity(0)))  # the table quickstart has four runs
     words = ["quickstart", "--results", results, "--jobs", jobs, "--cpu"]
     words += ["--plot", results / "quickstart.png", f"data={results / 'text' / 'bin'}"]
-    table.main(list(map(str, [*words, *([f"updates={updates}"] if updates else [])])))
+    words += [f"updates={args.updates}"] if args.updates else []
+    table.main(list(map(str, words)))
     print(f"finished in {time.time() - start:.0f} s")
+    if not args.source and not args.updates and RECORDED.is_dir():
+        from fairseq_lrpe.experiments.reporting import recording  # imports pandas, which takes long
 
-
-def print_check(results: Path) -> None:
-    from fairseq_lrpe.experiments.reporting import recording  # imports pandas, which takes long
-
-    runs = [run.folder(results) for run in Table("quickstart").runs()]
-    print(*recording.check(results, RECORDED, runs)[0], sep="\n")
+        with exit_on_error("quickstart"):
+            runs = [run.folder(results) for run in Table("quickstart").runs()]
+            print(*recording.check(results, RECORDED, runs)[0], sep="\n")

@@ -71,9 +71,7 @@ def execute(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
     Returns a message for each run or experiment that failed.
     """
     count = args.jobs or 1
-    if not args.cpu:
-        args.gpus = scheduler.gpus_per_job(count, args.gpus, args.dry_run)
-    machine = choose_machine(args)
+    machine = choose_machine(args, count)
     jobs = {run: replace(job, **machine) for run, job in jobs.items()}
     if args.dry_run:
         train.print_commands(job for job in jobs.values() if not job.trials())
@@ -83,7 +81,8 @@ def execute(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
         for message in errors:
             print(f"table: {message}", file=sys.stderr)
         with resumable():
-            errors += scheduler.Scheduler(ready, count, 0 if machine["cpu"] else machine["gpus"]).execute()
+            gpus = 0 if machine["cpu"] else machine["gpus"]
+            errors += scheduler.Scheduler(ready, count, gpus).execute()
         if any(job.state == "finished" for job in jobs.values()):
             show(table, args, errors)
     return errors

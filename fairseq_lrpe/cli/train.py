@@ -45,7 +45,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def execute_jobs(jobs: list[Job], args: Namespace) -> None:
-    """Executes the jobs one after another, or only prints their commands."""
     machine = choose_machine(args)
     jobs = [replace(job, **machine) for job in jobs]
     if args.dry_run:

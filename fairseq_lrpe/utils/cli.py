@@ -53,7 +53,7 @@ def read_stdin_lines() -> list[str]:
 def decode_stdin(error_type: type[BaseException] = UserError) -> None:
     """Decodes standard input as UTF-8, without a byte order mark; only newlines end lines.
 
-    Python accepts invalid bytes in the locale C.UTF-8; reading them then raises an ``error_type``.
+    Python accepts invalid bytes in the locale C.UTF-8; here, they raise an ``error_type``.
     """
 
     def fail(error):
@@ -65,7 +65,6 @@ def decode_stdin(error_type: type[BaseException] = UserError) -> None:
 
 
 def new_parser(prog: str, description: str, arguments: str) -> argparse.ArgumentParser:
-    """Returns a parser that keeps the line breaks of the description; its usage is ``prog arguments``."""
     formatter = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(prog, f"%(prog)s {arguments}", description, formatter_class=formatter)
 
@@ -110,7 +109,6 @@ def min_int(minimum: int) -> Callable[[str], int]:
 
 
 def print_wide(renderable: object) -> None:
-    """Prints a rich renderable in the width of the terminal, or in 150 characters."""
     from rich.console import Console
 
     console = Console()

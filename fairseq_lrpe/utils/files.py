@@ -4,7 +4,6 @@ import codecs
 import errno
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -41,11 +40,6 @@ def is_hidden(path: str) -> bool:
 
 
 def visible_entries(folder: Path) -> list[Path]:
-    """Returns the sorted paths of the files and folders in a folder, without hidden ones.
-
-    Raises:
-        UserError: If a symbolic link leads to nothing.
-    """
     return [Path(entry) for entry in _entries(folder)]
 
 
@@ -78,25 +72,15 @@ def _entries(folder):
 
 
 def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Returns the content of a regular file of at most ``limit`` bytes."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
+    if not path.is_file():
         raise UserError(f"{path} is not a regular file")
-    check_size(str(path), status.st_size, limit)
+    if path.stat().st_size > limit:
+        raise UserError(f"{path} exceeds the limit of {limit:,} bytes")
     return path.read_bytes()
 
 
-def check_size(name: str, size: int, limit: int = MAX_BYTES) -> None:
-    if size > limit:
-        raise UserError(f"{name} exceeds the limit of {limit:,} bytes")
-
-
 def without_mark(content: bytes, name: str) -> bytes:
-    """Returns the content, or first line, of the text file ``name`` without a byte order mark of UTF-8.
-
-    Raises:
-        UserError: If there is one of UTF-16.
-    """
+    """Returns a text without a byte order mark of UTF-8; UserError if it has one of UTF-16."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         remedy = "convert it to UTF-8, for example with `iconv -f UTF-16 -t UTF-8`"
         raise UserError(f"{name} is not UTF-8 text but UTF-16: {remedy}")
@@ -104,21 +88,14 @@ def without_mark(content: bytes, name: str) -> bytes:
 
 
 def byte_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
-    r"""Yields the lines of an open file without their ends, \n or \r\n, and without a byte order mark.
-
-    ``name`` is that of the file; raises UserError if the text is UTF-16 with a byte order mark.
-    """
+    r"""Yields the lines of an open file without their ends, \n or \r\n, and without a byte order mark."""
     for number, line in enumerate(file):
         line = line if number else without_mark(line, name)
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a text file without their ends; no other characters end a line.
-
-    Raises:
-        UserError: If the text is not UTF-8.
-    """
+    """Yields the lines of a UTF-8 text without their ends; no other characters end a line."""
     with path.open("rb") as file:
         for number, line in enumerate(byte_lines(file, str(path)), 1):
             try:
@@ -162,17 +139,13 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def save_figure(figure, path: Path, **options) -> None:
-    """Saves a figure atomically in the format of the path's suffix."""
     with output_folder(path.parent), atomic_file(path) as part:
         figure.savefig(part, format=path.suffix[1:], **options)
 
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Creates a folder and its parents; on exit, removes the folders that it created if they are empty.
-
-    Raises UserError if the folder cannot be created or written to.
-    """
+    """Creates a writable folder and its parents; on exit, removes those that it created if they are empty."""
     created = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         try:

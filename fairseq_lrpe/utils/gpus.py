@@ -2,9 +2,6 @@
 
 from fairseq_lrpe.utils.errors import UserError
 
-BF16 = (8, 0)
-"""Lowest compute capability (major, minor) with native bfloat16."""
-
 
 def gpus_here() -> dict[str, tuple[int, int]]:
     """Returns {name: compute capability (major, minor)} of the visible GPUs."""
@@ -43,5 +40,5 @@ def _runs_on(capability, architecture):
 
 def check_bf16() -> None:
     for name, (major, minor) in gpus_here().items():
-        if (major, minor) < BF16:
+        if major < 8:
             raise UserError(f"{name} has compute capability {major}.{minor}, but bf16 needs 8.0: use fp16")

@@ -62,9 +62,8 @@ def run_command(
     log.parent.mkdir(parents=True, exist_ok=True)
     variables = {**KEEP_MEMORY, **os.environ, **(environment or {}), **SETTINGS}
     process = None
-    with log.open("ab") as file, log.open("rb") as output:
+    with log.open("ab", buffering=0) as file, log.open("rb") as output:
         file.write(f"$ {' '.join(command)}\n".encode())
-        file.flush()
         output.seek(0, os.SEEK_END)
         popen |= {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT, "env": variables}
         popen |= {"start_new_session": True, "preexec_fn": die_with_parent()}
@@ -138,9 +137,9 @@ def exit_on_signals():
 
 @contextmanager
 def handle_signals(handler: Callable, *signals: int) -> Iterator[None]:
-    """Installs a handler for some signals and restores the previous handlers at the end of the block.
+    """Handles some signals in the block, but not those that are ignored, as under nohup.
 
-    Signals that are ignored, as under nohup, stay ignored. Outside the main thread, nothing is installed.
+    Outside the main thread, nothing is installed.
     """
     previous = {}
     if threading.current_thread() is threading.main_thread():

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from argparse import Namespace
 
 import pytest
 from tiny import pretend_gpus, run_command, run_here
@@ -11,6 +12,7 @@ from fairseq_lrpe.cli import table as table_command
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.table import SCALES, Table
 from fairseq_lrpe.experiments.execution import scheduler
+from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.methods import canonical
@@ -57,10 +59,12 @@ CHANGES += "train.tokens_per_sample=32/updates=4"
 def test_gpus_are_shared(monkeypatch):
     pretend_gpus(monkeypatch, {f"card {i}": (8, 0) for i in range(4)}, ["sm_80"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert scheduler.gpus_per_job(2, None, False) == 2
+    given = {"cpu": False, "nodes": 1, "precision": None, "dry_run": False}
+    assert choose_machine(Namespace(gpus=None, **given), 2)["gpus"] == 2
     assert scheduler.share_of_machine(1, 2, 2) == {"CUDA_VISIBLE_DEVICES": "6,7"}
-    with pytest.raises(UserError, match="--jobs 3 --gpus 2: the number of GPUs of this machine is 4"):
-        scheduler.gpus_per_job(3, 2, False)
+    for jobs, gpus in ((3, 2), (5, None)):
+        with pytest.raises(UserError, match="the number of GPUs of this machine is 4"):
+            choose_machine(Namespace(gpus=gpus, **given), jobs)
 
 
 def run(*words):

@@ -46,7 +46,6 @@ def option_flags() -> dict[str, str]:
 
 
 def method_flags() -> list[str]:
-    """Returns the flags that overrides can set even if the YAML file does not."""
     return [*SHARED_FLAGS, *option_flags()]
 
 
@@ -76,14 +75,12 @@ def _parsed(path, modified):
 
 
 def build_config(kind: Kind, content: DictConfig) -> DictConfig:
-    """Validates the settings of an experiment and adds defaults; interpolations stay unresolved."""
     settings = validate(kind.settings, resolved(content))
     # Evaluations get no defaults, since their recorded settings are compared with the given ones.
     return OmegaConf.merge(settings.model_dump() | {"evaluations": {}}, content)
 
 
 def resolved(cfg: DictConfig) -> dict:
-    """Returns the settings with resolved interpolations, such as ${batch.x}."""
     try:
         return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -92,8 +89,6 @@ def resolved(cfg: DictConfig) -> dict:
 
 @dataclass
 class Experiment:
-    """An experiment: the settings of its YAML file with KEY=VALUE overrides."""
-
     name: str  # path of the YAML file in configs, without the suffix
     cfg: DictConfig  # settings, including the overrides of ``FREE`` settings
     kind: Kind
@@ -104,7 +99,6 @@ class Experiment:
 
     @classmethod
     def load(cls, name: str, overrides: Iterable[str] = (), shared: Iterable[str] = ()) -> "Experiment":
-        """Loads and validates an experiment."""
         if name not in experiments():
             raise UserError(f"unknown experiment {name!r}{choices(name, experiments(), LISTING)}")
         contents, base = {}, name
@@ -137,10 +131,7 @@ class Experiment:
         self.kind.check(cfg)
 
     def _locate(self, key, cfg=None):
-        """Returns (section, name) of a setting; raises UserError with suggestions if the key is unknown.
-
-        All keys of ``train`` are known, since fairseq-train itself rejects unknown flags.
-        """
+        """Returns (section, name) of a setting; all keys of ``train`` are left to fairseq-train."""
         if key == "kind":
             raise UserError(
                 f"{self.name} is of kind {self.cfg.kind}: use another experiment to change the kind"
@@ -196,8 +187,7 @@ class Experiment:
     ) -> list[Run]:
         """Returns the runs of a method, one for each seed and each combination of values of the grid.
 
-        ``changes`` {key: value} are further changed settings, which replace the values of the grid. Raises
-        UserError if a change does not identify runs, or is an option of another encoding.
+        ``changes`` {key: value} are further changed settings, which replace the values of the grid.
         """
         if free := [key for key in changes if is_free(key)]:
             raise UserError(f"{free[0]} is not allowed in changes: set it in the experiment {self.name}")
@@ -215,10 +205,9 @@ class Experiment:
             self._check({**self.changes, **{key: as_text(value) for key, value in changes.items()}})
 
     def trials(self, run: Run) -> list[Run]:
-        """Returns one trial for each combination of the values in ``choose``.
+        """Returns one trial for each combination of the values in ``choose``; empty for a trial.
 
-        The best trial becomes the result of the run. Values for options of other encodings are skipped. The
-        list is empty if there is no ``choose``, or if ``run`` is itself a trial.
+        The best trial becomes the result of the run. Values for options of other encodings are skipped.
         """
         changes, choose = dict(run.changes), self.cfg.choose.items()
         choose = {k: v for k, v in choose if not (k in changes or foreign_encoding(k, run.method))}
@@ -226,7 +215,6 @@ class Experiment:
         return [run.changed(dict(zip(choose, cell, strict=True))) for cell in cells]
 
     def starts_from(self, run: Run) -> Run | Path | None:
-        """Returns the run or the path of the checkpoint that initializes a run's model, or None."""
         name = self.cfg.starts_from
         if not name or not (CONFIGS / f"{name}.yaml").is_file():
             return name and REPOSITORY / name
@@ -248,8 +236,7 @@ class Experiment:
 def applicable_overrides(name: str, overrides: Iterable[str]) -> list[str]:
     """Returns those KEY=VALUE overrides whose keys exist in the experiment ``name``.
 
-    Flags of fairseq-train exist where the YAML files set them, and those that attention and models share
-    exist everywhere.
+    Flags of fairseq-train exist where the YAML files set them, and ours exist everywhere.
     """
     experiment, found = Experiment.load(name) if overrides else None, []
     for text in overrides:

@@ -58,7 +58,8 @@ def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
 def experiment_of(path: Path, folder: Path) -> Path | None:
     """Returns the experiment of a run folder, the path from ``folder`` to ATTENTION_METHOD, or None."""
     parents = path.relative_to(folder).parents
-    return next((p.parent for p in parents if p.name.startswith(tuple(f"{a}_" for a in ATTENTIONS))), None)
+    prefixes = tuple(f"{attention}_" for attention in ATTENTIONS)
+    return next((path.parent for path in parents if path.name.startswith(prefixes)), None)
 
 
 def as_value(text: str) -> object:

@@ -2,7 +2,6 @@
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,8 +27,6 @@ Attention = Literal[ATTENTIONS]
 
 
 class Column(Model):
-    """A column of a table: the evaluation that measures it, or the columns that it combines."""
-
     experiment: str | None = None  # the default is the table's, as for small, mini and metric
     small: str | None = None  # the experiment at --scale small
     mini: str | None = None  # the experiment at --scale mini
@@ -83,15 +80,9 @@ class Row(Model):
         return name in (self.columns or (name,)) and column.attention in (None, self.attention)
 
     def has_runs(self, name: str, column: Column) -> bool:
-        """Returns whether runs of the row measure a column; combined columns have no runs."""
         is_dash = self.values.get(name, 0) is None
         is_run = self.method and self.attention and not column.parts and not is_dash
         return bool(is_run) and self.shows(name, column)
-
-
-class OwnRow(Row):
-    attention: Attention
-    method: str
 
 
 class TableSettings(Model):
@@ -104,7 +95,7 @@ class TableSettings(Model):
     mini: str | None = None
     metric: str | None = None
     columns: Annotated[dict[str, Column], Field(min_length=1)]
-    rows: list[OwnRow] = []
+    rows: list[Row] = []
     seeds: list[int] | None = None  # seeds at --scale full; default: those of the experiments
     small_seeds: list[int] | None = None  # seeds at --scale small
     drop_worst: bool = False  # excludes the worst of three or more seeds
@@ -112,7 +103,6 @@ class TableSettings(Model):
 
     @model_validator(mode="after")
     def complete(self) -> "TableSettings":
-        """Adds the defaults of the columns and checks the references between keys."""
         measured = [name for name, column in self.columns.items() if not column.parts]
         for name, column in self.columns.items():
             for key in {*EXPERIMENTS.values(), "metric"} - column.model_fields_set:
@@ -146,11 +136,7 @@ class Paper(Model):
 
 @dataclass
 class Cell:
-    """A cell of a table.
-
-    With ``choose_once``, ``runs`` are those of all ``trials``, of which the one with the best mean score
-    measures the cell.
-    """
+    """A cell of a table; with ``choose_once``, the trial with the best mean score measures it."""
 
     attention: str
     row: str
@@ -182,13 +168,8 @@ def read_model(path: Path, model: type[Model]) -> Model:
         raise UserError(f"{display_path(path)}: {error}") from None
 
 
-@cache  # several tables belong to the same paper
-def _read_paper(path, modified):
-    return read_model(path, Paper)
-
-
 def read_paper(path: Path) -> Paper:
-    return _read_paper(path, path.stat().st_mtime_ns)
+    return read_model(path, Paper)
 
 
 class TableSpec:
@@ -239,13 +220,7 @@ class TableSpec:
 
 
 class Table(TableSpec):
-    """A table at one scale, with KEY=VALUE overrides for all its runs.
-
-    Args:
-        name: name of a file in configs/tables, without the suffix.
-        scale: "full", as in the paper, or the name of a smaller configuration in SCALES.
-        overrides: KEY=VALUE for all experiments that have the key.
-    """
+    """A table at one of ``SCALES``, with KEY=VALUE overrides for all experiments that have the key."""
 
     def __init__(self, name: str, scale: str = "full", overrides: tuple | list = ()):
         super().__init__(name)
@@ -255,8 +230,9 @@ class Table(TableSpec):
             message = f"missing: the table has no experiment at --scale {scale}; use {known}"
             raise self._error(EXPERIMENTS[scale], message)
         columns = self.settings.columns
-        self.columns = {x: about for x, about in columns.items() if about.parts or about.experiment_at(scale)}
-        measured = {x: about.experiment_at(scale) for x, about in self.columns.items() if not about.parts}
+        names = {x: about.experiment_at(scale) for x, about in columns.items()}
+        self.columns = {x: about for x, about in columns.items() if about.parts or names[x]}
+        measured = {x: names[x] for x, about in self.columns.items() if not about.parts}
         for column, name in measured.items():
             key = f"columns.{column}.{EXPERIMENTS[scale]}"
             self._check(key, "experiment", name, experiments.experiments())
@@ -329,7 +305,7 @@ class Table(TableSpec):
     def baseline(self, cell: Cell) -> Cell | None:
         """Returns the baseline's cell of this cell's attention and column; None for the baseline itself.
 
-        If several rows have the baseline's method, it is the row with the same values of changes, such as k.
+        Of several rows with the baseline's method, it is that with the same values of changes, such as k.
         """
         base = self.settings.baseline
         if base is None or cell.method == base:
@@ -339,10 +315,10 @@ class Table(TableSpec):
         return found[0] if len(found) == 1 else next((c for c in found if c.values == cell.values), None)
 
     def runs(self, only: tuple | list = ()) -> list[Run]:
-        """Returns the runs of all methods, or of the methods ``only``, in the order of their execution.
+        """Returns the runs of all methods, or of the methods ``only``, and those that they need, in order.
 
-        The list includes the runs that others need. Runs of other experiments, such as pretraining, come
-        first. All other runs are sorted by seed, so that the methods can be compared early.
+        Needed runs of other experiments come first, and the others are sorted by seed, so that the methods
+        can be compared early.
         """
         pairs = ((cell.method, canonical(cell.method)) for cell in self.cells if cell.runs)
         methods = dict.fromkeys(method for pair in pairs for method in pair)
@@ -365,6 +341,5 @@ class Table(TableSpec):
         return sorted(found, key=lambda run: (run not in first, run.seed))
 
     def experiment_of(self, run: Run) -> Experiment:
-        if run.experiment not in self.experiments:
-            self.experiments[run.experiment] = next(iter(self.experiments.values())).other(run.experiment)
-        return self.experiments[run.experiment]
+        one = next(iter(self.experiments.values()))
+        return self.experiments.get(run.experiment) or one.other(run.experiment)

@@ -13,14 +13,15 @@ from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_file
 
-LAST = "checkpoints/checkpoint_last.pt"
+LAST = f"checkpoints/{run_directory.LAST}"
+FILES = ("train.log", "log.jsonl", "checkpoints/checkpoint_best.pt", LAST)  # the last one makes it resume
 
 
 def start(job, settings: dict) -> None:
     """Copies the longest finished run with fewer updates, if any, into the folder of a job before its start.
 
     The training then gives exactly the result of an uninterrupted one, since fairseq seeds each update by its
-    number. ``settings["extended"]`` is set to the copied run and its number of updates.
+    number.
     """
     if (job.folder / LAST).exists():
         before = read_json(job.folder / "run.json")
@@ -30,7 +31,10 @@ def start(job, settings: dict) -> None:
         try:
             with locked(shorter):
                 check(job, settings, shorter, updates)
-                copy(shorter, job.folder)
+                (job.folder / "checkpoints").mkdir(exist_ok=True)
+                for path in filter(Path.exists, (shorter / name for name in FILES)):
+                    with atomic_file(job.folder / path.relative_to(shorter)) as part:
+                        shutil.copyfile(path, part)  # no link, since fairseq overwrites it in place
         except UserError as error:
             job.say(f"not extending a shorter run: {error}")
         else:
@@ -40,8 +44,6 @@ def start(job, settings: dict) -> None:
 
 
 def shorter_runs(job) -> list[tuple[Path, int]]:
-    """Returns (folder, updates) of finished runs like the job but with fewer updates, the longest first."""
-
     def without_updates(run):
         changes = tuple(pair for pair in run.changes if pair[0] != "updates")
         return replace(run, method=canonical(run.method), changes=changes)
@@ -61,25 +63,13 @@ def check(job, settings: dict, shorter: Path, updates: int) -> None:
 
     That is also the case if the learning rate depends on the total number of updates.
     """
-    from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
-
     config = {**settings["config"], "updates": updates}
     run_directory.check_settings(shorter, {**settings, "config": config})
     if (completed := run_directory.completed_updates(shorter / "checkpoints")) != updates:
         raise UserError(f"{shorter} has a checkpoint of {completed} of its {updates} updates")
-    schedule = read_checkpoint(shorter / LAST, "train the run first")["cfg"]["lr_scheduler"]
+    schedule = run_directory.read_checkpoint(shorter / LAST, "train the run first")["cfg"]["lr_scheduler"]
     schedule = vars(schedule) if isinstance(schedule, Namespace) else schedule
     configured = {**job.cfg.train, **job.cfg.by_method.get(job.run.method, {})}
     depends = any(value == updates and key not in configured for key, value in schedule.items())
     if depends and schedule.get("lr_period_updates", 0) <= 0:
-        name = schedule.get("_name", "its schedule")
-        raise UserError(f"in {shorter} the learning rate ({name}) depends on the total number of updates")
-
-
-def copy(shorter: Path, folder: Path) -> None:
-    """Copies logs and checkpoints; the last one determines where training resumes."""
-    (folder / "checkpoints").mkdir(exist_ok=True)
-    for name in ("train.log", "log.jsonl", "checkpoints/checkpoint_best.pt", LAST):
-        if (shorter / name).exists():
-            with atomic_file(folder / name) as part:  # no link, since fairseq overwrites it in place
-                shutil.copyfile(shorter / name, part)
+        raise UserError(f"in {shorter} the learning rate depends on the total number of updates")

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from fairseq_lrpe.utils.cli import abs_path, min_int
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, display_path
-from fairseq_lrpe.utils.gpus import check_architectures, check_bf16, gpus_here
+from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.subprocesses import as_flags
 
 PRECISIONS = ("fp16", "fp32", "bf16")
@@ -38,22 +38,19 @@ def add_results_flag(parser: ArgumentParser) -> None:
     parser.add_argument("--results", type=abs_path, default=REPOSITORY / "results", help=text)
 
 
-def choose_machine(args: Namespace) -> dict[str, object]:
-    """Returns the arguments of ``Job`` that the flags select."""
+def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:
+    """Returns the arguments of ``Job`` for each of several jobs that run at a time."""
     available, rendezvous = len(gpus_here()), getattr(args, "rendezvous", None)
-    gpus = (0 if args.cpu else available) if args.gpus is None else args.gpus
-    cpu = args.cpu or not gpus or not (available or args.dry_run)
-    if not cpu and not args.dry_run and gpus > available:
-        raise UserError(f"--gpus {gpus}: the number of GPUs of this machine is {available}")
+    gpus = (0 if args.cpu else available // jobs) if args.gpus is None else args.gpus
+    cpu = args.cpu or (not available and not (gpus and args.dry_run))
+    if not cpu and not args.dry_run and (gpus or 1) * jobs > available:
+        wanted = f"--jobs {jobs} with {gpus or 1} GPUs each"
+        raise UserError(f"{wanted}: the number of GPUs of this machine is {available}")
     if args.nodes > 1 and not (gpus and rendezvous):
         raise UserError(f"--nodes {args.nodes} requires --gpus (per node) and --rendezvous HOST:PORT")
     precision = args.precision or ("fp32" if cpu else "fp16")
     if cpu and precision != "fp32":
         raise UserError(f"--precision {precision} needs a GPU; on the CPU use fp32")
-    if not (cpu or args.dry_run):
-        check_architectures()
-    if precision == "bf16":
-        check_bf16()
     chosen = {"gpus": gpus, "nodes": args.nodes, "cpu": cpu, "precision": precision}
     return {**chosen, "rendezvous": rendezvous}
 
@@ -110,7 +107,6 @@ def train_command(job) -> list[str]:
 
 
 def check_own_flags(configured: dict, more: list[str]) -> None:
-    """Raises UserError if the settings or the words after -- contain one of ``OWN_FLAGS``."""
     given = {word[2:].partition("=")[0].replace("-", "_") for word in more if word.startswith("--")}
     # docs/performance.md measures the CPU with --fp16 and --bf16.
     named = {name: f"--{name.replace('_', '-')}" for name in given - {"fp16", "bf16"}}

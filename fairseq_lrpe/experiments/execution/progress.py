@@ -10,13 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fairseq_lrpe.experiments.execution.run_directory import (
-    Log,
-    entry_updates,
-    is_locked,
-    read_lines,
-    speed_unit,
-)
+from fairseq_lrpe.experiments.execution import run_directory
+from fairseq_lrpe.experiments.execution.run_directory import Log, is_locked, read_lines
 from fairseq_lrpe.utils.files import display_path
 
 REPORT_INTERVAL = 60  # seconds between two lines of progress if the output is not a terminal
@@ -24,14 +19,14 @@ METRICS = ("loss", "ppl", "accuracy")  # the metrics of training batches in fair
 
 
 def describe(entries: list[dict], updates: int, log: Path) -> str:
-    """Returns one line about a training: its completed updates, metrics, speed and remaining time."""
     inner = next((entry for entry in reversed(entries) if entry["kind"] == "train_inner"), {})
-    completed = entry_updates(entries[-1]) if entries else 0
+    completed = run_directory.entry_updates(entries[-1]) if entries else 0
     parts = [f"{completed:,} of {updates:,} updates"]
     parts += [f"{name} {inner[name]}" for name in METRICS if name in inner]
     if inner.get("wps"):
         seconds = (updates - completed) * inner["wpb"] / inner["wps"]
-        parts += [f"{inner['wps']:,.0f} {speed_unit(inner)}/s", f"{timedelta(seconds=round(seconds))} left"]
+        unit = run_directory.speed_unit(inner)
+        parts += [f"{inner['wps']:,.0f} {unit}/s", f"{timedelta(seconds=round(seconds))} left"]
     return ", ".join([*parts, f"log {display_path(log)}"])
 
 
@@ -51,9 +46,8 @@ def describe_folder(folder: Path, updates: int) -> str:
 def show_training(job, log: Log) -> Iterator:
     """Yields a function that records a line of fairseq's output in the log and shows the progress.
 
-    On a terminal, a single line is updated. Otherwise, a line with the run's name is printed at the start and
-    once a minute. The metric of each validation is printed in both cases. Nothing is shown of a run that is
-    executed in a thread beside others.
+    On a terminal, a single line is updated. Otherwise, a line is printed at the start and once a minute.
+    Nothing is shown of a run that is executed in a thread beside others.
     """
     if job.stop is not None:
         yield log.record

@@ -19,6 +19,8 @@ from fairseq_lrpe.experiments.definition.experiment import is_free
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
 
+LAST = "checkpoint_last.pt"
+
 
 def installed_versions() -> dict[str, str | None]:
     import torch  # this import takes seconds
@@ -32,15 +34,15 @@ def installed_versions() -> dict[str, str | None]:
 def processor(environment: Mapping[str, str]) -> dict[str, str | int]:
     """Returns the name of the CPU, and the instruction set and number of threads of torch in an environment.
 
-    CPUs of one name, such as "AMD EPYC", can have different instruction sets, with which results differ by
-    rounding.
+    CPUs of one name can have different instruction sets, with which results differ by rounding.
     """
     import torch  # this import takes seconds
 
     info = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*: (.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
     threads = int(environment.get("OMP_NUM_THREADS", torch.get_num_threads()))
-    name, instructions = match[1] if match else platform.machine(), torch.backends.cpu.get_cpu_capability()
+    name = match[1] if match else platform.machine()
+    instructions = torch.backends.cpu.get_cpu_capability()
     return {"name": name, "instructions": instructions, "threads": threads}
 
 
@@ -62,7 +64,6 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """Returns the JSON object in a file, or {} if there is no file."""
     try:
         return object_in(path)
     except ValueError as error:
@@ -134,47 +135,45 @@ def check_settings(folder: Path, settings: dict) -> None:
     trained = (folder / name for name in ("checkpoints", "evaluation.json"))
     if not before or not any(path.exists() for path in trained):
         return
-    if different := run_differences(before, settings):
+    different = setting_differences(before["config"], settings["config"])
+    for name in ("flags", "precision"):
+        different += setting_differences(before[name], settings[name], name)
+    old, new = before["data"], settings["data"]
+    for name in dict.fromkeys([*old, *new]):  # files for evaluations may be added
+        if old.get(name) != new.get(name) and ("train" in name or (name in old and name in new)):
+            different.append(f"data.{name} was {old.get(name)} bytes, now {new.get(name)}")
+    if before["starts_from"] and before["starts_from"]["sha256"] != settings["starts_from"]["sha256"]:
+        different.append(f"it was initialized from another checkpoint, {before['starts_from']['path']}")
+    if different:
         raise UserError(
             f"{folder} contains a run with other settings ({'; '.join(different)}): use those settings, "
             "use another --results, or remove the folder"
         )
 
 
-def run_differences(before: dict, settings: dict) -> list[str]:
-    different = setting_differences(before["config"], settings["config"])
-    for name in ("flags", "precision"):
-        different += setting_differences(before[name], settings[name], name)
-    different += data_differences(before["data"], settings["data"])
-    if before["starts_from"] and before["starts_from"]["sha256"] != settings["starts_from"]["sha256"]:
-        different.append(f"it was initialized from another checkpoint, {before['starts_from']['path']}")
-    return different
-
-
 def setting_differences(before: object, after: object, key: str = "") -> list[str]:
     """Returns the differences of settings as "key was x, now y"; settings in ``FREE`` are ignored."""
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return [] if before == after else [f"{key} was {before}, now {after}"]
-    keys = [f"{key}.{name}".lstrip(".") for name in dict.fromkeys([*before, *after])]
-    names = [name for name in keys if not is_free(name)]
-    pairs = ((name, name.removeprefix(f"{key}.")) for name in names)
-    return [text for name, x in pairs for text in setting_differences(before.get(x), after.get(x), name)]
-
-
-def data_differences(before: dict[str, int], after: dict[str, int]) -> list[str]:
-    """Returns the differences of sizes; only files for training count on one side."""
-    names = [name for name in {**before, **after} if "train" in name or (name in before and name in after)]
-    pairs = ((name, before.get(name), after.get(name)) for name in names)
-    return [f"data.{name} was {old} bytes, now {new}" for name, old, new in pairs if old != new]
+    found = []
+    for name in dict.fromkeys([*before, *after]):
+        full = f"{key}.{name}".lstrip(".")
+        if not is_free(full):
+            found += setting_differences(before.get(name), after.get(name), full)
+    return found
 
 
 def completed_updates(checkpoints: Path) -> int:
-    return checkpoint_updates(checkpoints / "checkpoint_last.pt") or 0
+    return checkpoint_updates(checkpoints / LAST) or 0
+
+
+def read_checkpoint(path: Path, remedy: str) -> dict:
+    from fairseq_lrpe.fairseq_ext import checkpoint  # imports torch, which takes seconds
+
+    return checkpoint.read_checkpoint(path, remedy)
 
 
 def checkpoint_updates(checkpoint: Path) -> int | None:
-    from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
-
     with suppress(UserError):
         return read_checkpoint(checkpoint, "")["optimizer_history"][-1]["num_updates"]
 
@@ -187,7 +186,7 @@ def repair_checkpoints(checkpoints: Path) -> None:
     """
     from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable  # imports torch, which takes seconds
 
-    newest, last = newest_readable(checkpoints), checkpoints / "checkpoint_last.pt"
+    newest, last = newest_readable(checkpoints), checkpoints / LAST
     for path in (checkpoints / "checkpoint_best.pt", last):
         if newest is None:
             path.unlink(missing_ok=True)
@@ -220,14 +219,12 @@ class Log:
         self.entries = in_order(entry for entry in found if entry_updates(entry) <= completed)
 
     def parse(self, line: str) -> dict | None:
-        """Returns the metrics in a line of fairseq's output; None if it has none or is incomplete."""
         if not (match := self.pattern.search(line)):
             return None
         with suppress(ValueError):
             return {"kind": match[1], **{k: to_number(v) for k, v in json.loads(match[2]).items()}}
 
     def record(self, line: str) -> dict | None:
-        """Appends the metrics in a line to log.jsonl and returns them."""
         if entry := self.parse(line):
             self.entries.append(entry)
             with self.jsonl.open("a") as file:
@@ -235,12 +232,13 @@ class Log:
         return entry
 
     def restore(self, checkpoints: Path, updates: int) -> None:
-        """Writes the entries, and the summary of an epoch that was saved, but not logged before a kill."""
-        if self.entries and completed_updates(checkpoints):
-            with_ppl = any("ppl" in entry for entry in self.entries)
-            entry = epoch_summary(checkpoints / "checkpoint_last.pt", updates, with_ppl)
+        """Writes the entries; one without metrics is that of an epoch saved, but not logged before a kill."""
+        if self.entries and (completed := completed_updates(checkpoints)):
+            epochs = read_checkpoint(checkpoints / LAST, "")["extra_state"]["train_iterator"]
+            is_end = epochs["iterations_in_epoch"] == 0
             logged = {one["train_num_updates"] for one in self.entries if one["kind"] == "train"}
-            if entry and entry["train_num_updates"] not in logged:
+            if (is_end or completed >= updates) and completed not in logged:
+                entry = {"kind": "train", "epoch": epochs["epoch"] - is_end, "train_num_updates": completed}
                 self.entries = in_order([*self.entries, entry])
         write_atomic(self.jsonl, "".join(json.dumps(entry) + "\n" for entry in self.entries))
 
@@ -257,28 +255,6 @@ def training_speed(folder: Path) -> dict[str, float]:
     if not measured:
         return {}
     return {f"{speed_unit(measured[0])}_per_second": statistics.median(x["wps"] for x in measured)}
-
-
-def epoch_summary(checkpoint: Path, updates: int, with_ppl: bool) -> dict | None:
-    """Returns the "train" entry that fairseq logs after saving a checkpoint, without times and speeds.
-
-    Returns None in the middle of an epoch. ``with_ppl`` adds the perplexity, which checkpoints do not have.
-    """
-    from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
-
-    state = read_checkpoint(checkpoint, "")
-    extra, completed = state["extra_state"], state["optimizer_history"][-1]["num_updates"]
-    iterator, is_end = extra["train_iterator"], extra["train_iterator"]["iterations_in_epoch"] == 0
-    if not is_end and completed < updates:
-        return None
-    means, entry = {}, {"kind": "train", "epoch": iterator["epoch"] - is_end}
-    for _, name, kind, meter in extra["metrics"]["train"]:
-        if kind == "AverageMeter":
-            mean = means[name] = float(meter["sum"] / meter["count"] if meter["count"] else meter["val"])
-            entry[f"train_{name}"] = mean if meter["round"] is None else round(mean, meter["round"])
-    if with_ppl:
-        entry["train_ppl"] = round(2 ** means.get("nll_loss", means["loss"]), 2)
-    return {**entry, "train_num_updates": completed}
 
 
 def speed_unit(entry: dict) -> str:

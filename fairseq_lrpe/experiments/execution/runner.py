@@ -98,7 +98,8 @@ class Job:
             return "in use"
         record, trials = self.record, self.trials()
         missing = missing_evaluations(self, record)
-        if "finished" not in record or {trial_name(self, x) for x in trials} != set(record.get("tried", ())):
+        tried = set(record.get("tried", ()))
+        if "finished" not in record or {trial_name(self, x) for x in trials} != tried:
             return "partial"
         first = next(iter(self.kind.evaluations(self.cfg)), None)
         is_trial = bool(self.experiment.cfg.choose) and not trials
@@ -122,16 +123,13 @@ class Job:
         return Job(self.experiment.other(initial.experiment), initial, self.results).checkpoint
 
     def trials(self) -> list["Job"]:
-        """Returns the jobs of the trials among which this job chooses the best; empty without ``choose``."""
         return [replace(self, run=run, lock=None) for run in self.experiment.trials(self.run)]
 
     def say(self, text: str) -> None:
-        """Prints a line, unless the run is executed in a thread beside others."""
         if self.stop is None:
             print(text, flush=True)
 
     def call(self, command: list[str], name: str) -> Path:
-        """Runs a command of the evaluation ``name`` and returns the path of its log."""
         log = self.folder / f"eval-{name}.log"
         log.unlink(missing_ok=True)
         self.run_command(command, log)
@@ -224,14 +222,13 @@ def run_primary(job: Job) -> None:
         return
     if trials:
         choose(job, trials, {**settings, "updates": sum(trial.updates for trial in trials)})
-    else:
-        if not job.kind.trains:
-            write_json(job.folder / "run.json", settings)
-        elif not job.record.get("finished"):
-            train(job, settings)
-        for name in missing_evaluations(job, job.record):
-            job.say(f"{job.run}: evaluating {name}")
-            evaluate(job, name)
+    elif not job.kind.trains:
+        write_json(job.folder / "run.json", settings)
+    elif not job.record.get("finished"):
+        train(job, settings)
+    for name in missing_evaluations(job, job.record):
+        job.say(f"{job.run}: evaluating {name}")
+        evaluate(job, name)
     record = {"evaluations": {}, **job.record, "finished": run_directory.timestamp()}
     write_json(job.folder / "evaluation.json", record)
     for name, measured in record["evaluations"].items():
@@ -258,7 +255,6 @@ def train(job: Job, settings: dict) -> None:
 
 
 def run_training(job: Job, command: list[str], log: Log) -> None:
-    """Runs fairseq-train unless the last checkpoint already has all updates."""
     job.say(shlex.join(command))
     # fairseq would train a finished model for one more update.
     if run_directory.completed_updates(job.folder / "checkpoints") < job.updates:
@@ -276,10 +272,9 @@ def run_worker(job: Job) -> None:
 
 
 def choose(job: Job, trials: list[Job], settings: dict) -> None:
-    """Executes the trials, records their evaluations, and uses those of the best trial for the run.
+    """Executes the trials, and records the evaluations and the checkpoint of the best for the run.
 
-    The first metric of the kind in the first evaluation decides. A link to the best checkpoint and the
-    validations of its log are added to the job's folder. The checkpoints of all other trials are removed.
+    The first metric of the kind in the first evaluation decides. Other trials' checkpoints are removed.
     """
     write_json(job.folder / "run.json", settings)
     first, metric = next(iter(job.kind.evaluations(job.cfg))), next(iter(job.kind.metrics))
@@ -295,7 +290,8 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
         write_atomic(job.folder / "log.jsonl", log)
     sign = 1 if job.kind.metrics[metric] == "higher" else -1
     scores = [sign * measured[first][metric] for measured in tried.values()]
-    best = trials[max(range(len(trials)), key=lambda i: -math.inf if math.isnan(scores[i]) else scores[i])]
+    scores = [-math.inf if math.isnan(score) else score for score in scores]
+    best = trials[scores.index(max(scores))]
     if not best.checkpoint.exists():  # it was removed in favor of a trial that is no longer listed
         (best.folder / "evaluation.json").unlink()
         execute_run(best)
@@ -314,7 +310,6 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
 
 
 def link(checkpoint: Path, own: Path) -> None:
-    """Makes ``own`` a hard link to the checkpoint, or a copy if the file system does not support links."""
     own.parent.mkdir(exist_ok=True)
     if own.exists() and own.samefile(checkpoint):  # os.replace would then not remove the temporary link
         return
@@ -327,7 +322,6 @@ def link(checkpoint: Path, own: Path) -> None:
 
 
 def trial_name(job: Job, trial: Job) -> str:
-    """Returns the changes of a trial that its run does not have, such as "train.lr=0.001"."""
     return " ".join(f"{key}={value}" for key, value in trial.run.changes if key not in dict(job.run.changes))
 
 
@@ -336,7 +330,8 @@ def evaluate(job: Job, name: str) -> None:
         existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
         remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else "remove the folder"
         raise UserError(f"{job.checkpoint} does not exist: {remedy}")
-    record_evaluation(job, name, {"settings": evaluation_settings(job, name), **job.kind.evaluate(job, name)})
+    settings = evaluation_settings(job, name)
+    record_evaluation(job, name, {"settings": settings, **job.kind.evaluate(job, name)})
 
 
 def record_evaluation(job: Job, name: str, measured: dict) -> None:

@@ -26,26 +26,12 @@ POLL_SECONDS = 0.3
 def share_of_machine(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
     """Returns the environment variables that give a run its share of the GPUs or CPU cores.
 
-    An existing OMP_NUM_THREADS takes precedence, since on cores that are shared with other work, the
-    synchronization of many threads slows down training several times.
+    An existing OMP_NUM_THREADS takes precedence, since many threads are slow on cores with other work.
     """
-    share = visible_gpus()[slot * (gpus or 0) : (slot + 1) * (gpus or 0)]
-    if share:
+    if share := visible_gpus()[slot * (gpus or 0) : (slot + 1) * (gpus or 0)]:
         return {"CUDA_VISIBLE_DEVICES": ",".join(share)}
     cores = max(1, len(os.sched_getaffinity(0)) // jobs)
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
-
-
-def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
-    """Returns the number of GPUs of each job, or None for its default."""
-    available = len(visible_gpus())
-    if gpus is None and available:
-        if available < jobs:
-            raise UserError(f"--jobs {jobs}: each job needs a GPU, and this machine has {available}")
-        return available // jobs
-    if available and gpus * jobs > available and not dry_run:
-        raise UserError(f"--jobs {jobs} --gpus {gpus}: the number of GPUs of this machine is {available}")
-    return gpus
 
 
 def jobs_with_data(
@@ -87,8 +73,7 @@ def execute(job: Job) -> str | None:
 class Scheduler:
     """Executes the runs that are not finished in threads, each after the runs that it needs.
 
-    Waits for runs that another process executes, such as those of another table. A failed run stops only the
-    runs that need it.
+    Waits for runs that another process executes. A failed run stops only the runs that need it.
 
     Args:
         jobs: the runs, each after those it needs.
@@ -112,7 +97,6 @@ class Scheduler:
         self.bar = self.display.add_task("", total=len(jobs), completed=len(jobs) - len(runs))
 
     def execute(self) -> list[str]:
-        """Executes the runs; returns a message for each run that failed or was not started."""
         self.order.prepare()
         if self.order.is_active():
             # Threads would import it at the same time, which its circular imports do not support.
@@ -138,21 +122,19 @@ class Scheduler:
 
     def start(self, pool: ThreadPoolExecutor) -> None:
         """Starts a run; one that another process executes only if no other is ready."""
-        free = (run for run in self.ready if self.jobs[run].state != "in use")
-        run = next(free, self.ready[0])
+        free = next((run for run in self.ready if self.jobs[run].state != "in use"), None)
+        run = free or self.ready[0]
         self.ready.remove(run)
-        if cause := next((self.failed[other] for other in self.needs[run] if other in self.failed), None):
-            self.finish(run, f"not started: {cause} failed", cause)
+        if causes := [self.failed[other] for other in self.needs[run] if other in self.failed]:
+            self.finish(run, f"not started: {causes[0]} failed", causes[0])
             return
-        is_busy = self.jobs[run].state == "in use"
-        self.say(f"waiting  {run}: in use by another process" if is_busy else f"started  {run}")
+        self.say(f"started  {run}" if free else f"waiting  {run}: in use by another process")
         slot = self.slots.pop(0)
         share = share_of_machine(slot, self.count, self.gpus)
         job = replace(self.jobs[run], environment=share, stop=self.stop)
         self.running[pool.submit(execute, job)] = run, slot
 
     def finish(self, run: Run, error: str | None, cause: Run) -> None:
-        """Marks a run as done; ``cause`` is the run that failed first, if any."""
         if error is None:
             self.say(f"finished {run}")
         else:
@@ -161,4 +143,5 @@ class Scheduler:
             self.say(f"FAILED   {run}: {error.splitlines()[-1]}")
         self.order.done(run)
         self.display.advance(self.bar)
-        self.display.update(self.bar, description=", ".join(str(one) for one, _ in self.running.values()))
+        running = ", ".join(str(one) for one, _ in self.running.values())
+        self.display.update(self.bar, description=running)

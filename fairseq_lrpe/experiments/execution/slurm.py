@@ -1,8 +1,7 @@
-"""Execution of runs on a SLURM cluster, with submitit, and its options.
+"""Execution of runs on a SLURM cluster, with submitit.
 
-Each run is one job, and the job's comment is the run's folder, so squeue alone shows which runs are queued or
-running. The results folder must be on a file system that the nodes share. RUN/slurm contains submitit's files
-and the output of the jobs.
+Each run is one job, whose comment is the run's folder, so squeue shows which runs are queued or running. The
+nodes must share the file system of the results. RUN/slurm has submitit's files and the output of the jobs.
 """
 
 import io
@@ -66,44 +65,42 @@ def execute(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
     """Submits the runs, or shows or cancels their jobs; returns one message per failed run with --wait."""
     if args.status:
         print_status(jobs)
-    elif shutil.which("sbatch") is None:
+        return []
+    if shutil.which("sbatch") is None:
         raise UserError("sbatch was not found: run this command on a login node of a SLURM cluster")
-    elif args.cancel:
+    if args.cancel:
         if numbers := [number for number, _ in queue(jobs).values()]:
             subprocess.run(["scancel", *numbers])
         print(f"{len(numbers)} jobs cancelled")
-    else:
-        with output_folder(args.results):
-            return submit_with_data(args, jobs)
-    return []
+        return []
+    with output_folder(args.results):
+        jobs, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
+        for message in errors:
+            print(message, file=sys.stderr)
+        submitted, waiting = submit(jobs, args)
+        later = f"; {waiting} more wait: use --wait, or run the same command again" if waiting else ""
+        print(f"{len(submitted)} jobs submitted, {len(queue(jobs))} in the queue{later}", flush=True)
+        if args.wait:
+            wait(jobs, args, set(submitted), waiting)
+            ended = {run: ended_state(job)[1] for run, job in jobs.items()}
+            errors += [f"{run}: {state}" for run, state in ended.items() if state != "finished"]
+    return errors
 
 
-def submit_with_data(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
-    """Submits the runs with data; with --wait, until none has a job."""
-    jobs, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
-    for message in errors:
-        print(message, file=sys.stderr)
-    submitted, waiting = submit(jobs, args)
-    later = f"; {waiting} more wait: use --wait, or run the same command again" if waiting else ""
-    print(f"{len(submitted)} jobs submitted, {len(queue(jobs))} in the queue{later}", flush=True)
-    tried = set(submitted)
+def wait(jobs: dict[Run, Job], args: Namespace, submitted: set[Run], waiting: int) -> None:
+    tried = submitted
     with resumable("the submitted jobs continue; --status shows them, and --cancel cancels them"):
-        while args.wait and (waiting or submitted or queue(jobs)):
+        while waiting or submitted or queue(jobs):
             time.sleep(POLL_SECONDS)
             queued = queue(jobs)
             failed = {run for run in tried - queued.keys() if jobs[run].state != "finished"}
             submitted, waiting = submit(jobs, args, failed)
-            tried |= {*submitted, *queued}
-    ended = {run: ended_state(job) for run, job in jobs.items() if args.wait}
-    return errors + [f"{run}: {state}" for run, (_, state) in ended.items() if state != "finished"]
+            tried = {*tried, *submitted, *queued}
 
 
 @dataclass
 class SlurmRun(submitit.helpers.Checkpointable):
-    """What a SLURM job, also after it was requeued, executes on each of its nodes; submitit pickles it.
-
-    Each node chooses its machine by the flags in ``args``.
-    """
+    """What a SLURM job, also after it was requeued, executes on each of its nodes; submitit pickles it."""
 
     job: Job
     args: Namespace
@@ -144,8 +141,8 @@ def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
 def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) -> tuple[list[Run], int]:
     """Submits the runs that are neither finished nor in the queue, each after those it needs.
 
-    ``args.jobs`` limits the number of jobs in the queue. Runs in ``failed`` and those that need them are not
-    submitted. Returns the submitted runs, and how many wait for others; UserError if SLURM rejects one.
+    Runs in ``failed`` and those that need them are not submitted. Returns the submitted runs, and how many
+    wait for others or, with --jobs, for a shorter queue.
     """
     submitted, waiting, failed = [], 0, set(failed)
     with locked(args.results, LOCK_TIMEOUT):
@@ -176,7 +173,6 @@ def complete_submission(job: Job, number: str) -> None:
 
 
 def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
-    """Submits one run, which starts after the jobs with the ids ``after``; returns the id of its job."""
     python = shlex.quote(PYTHON)
     executor = submitit.SlurmExecutor(job.folder / FOLDER, max_num_timeout=MAX_REQUEUES, python=python)
     options = sbatch_options(args.slurm, None if args.cpu else args.gpus) | {"comment": str(job.folder)}
@@ -194,7 +190,6 @@ def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
 
 
 def squeue() -> list[str]:
-    """Returns a line for each of the user's jobs; waits while the controller restarts."""
     command = ["squeue", "--me", "--noheader", "--format=%i|%T|%N|%r|%k"]
     for _ in range(RETRIES):
         done = subprocess.run(command, capture_output=True, text=True)
@@ -205,10 +200,7 @@ def squeue() -> list[str]:
 
 
 def queue(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
-    """Returns {run: (id, state)} of the runs with a pending or running job.
-
-    After a crash of its controller, SLURM may hold the job of a finished run, which is left out.
-    """
+    """Returns {run: (id, state)} of the unfinished runs with a pending or running job."""
     runs, found = {str(job.folder): run for run, job in jobs.items()}, {}
     for line in squeue():
         number, state, node, reason, comment = line.split("|", 4)

@@ -26,20 +26,16 @@ class Batch(Model):
 
 
 class Evaluate(Model):
-    """Settings that all evaluations share: the checkpoint, and additional flags of fairseq's command."""
-
     checkpoint: str = "checkpoint_best.pt"
-    flags: dict[str, Any] = {}
+    flags: dict[str, Any] = {}  # additional flags of fairseq's command
 
 
 class Evaluation(Model):
-    """Settings of one evaluation; kinds with further settings extend this class."""
-
     split: str
 
 
 class Settings(Model):
-    """The keys of an experiment's YAML file; kinds with further keys extend this class."""
+    """The keys of an experiment's YAML file; kinds with further keys extend this class and Evaluation."""
 
     kind: str  # name of a file in experiments/definition/kinds
     source: str = ""  # paper and table from which the settings are taken
@@ -64,14 +60,10 @@ class Settings(Model):
 
 
 class TrainingSettings(Settings):
-    """Adds ``updates``, which some kinds derive from the data instead."""
-
-    updates: PositiveInt
+    updates: PositiveInt  # some kinds derive it from the data instead
 
 
 class Curve(NamedTuple):
-    """The validation metric that plots show over the updates."""
-
     key: str  # key of fairseq's JSON log
     label: str  # label of the y-axis
     better: str = "lower"  # or "higher"
@@ -81,11 +73,7 @@ class Curve(NamedTuple):
 
 
 class Kind:
-    """Base class of kinds of experiments, such as language modeling.
-
-    The runner, the scheduler and the reports use only this interface. Each kind is a file in this folder with
-    a subclass and its only instance, ``KIND``.
-    """
+    """Base class of kinds of experiments; each is a file with a subclass and its only instance, ``KIND``."""
 
     settings: type[Settings] = TrainingSettings  # pydantic model of the YAML files of this kind
     trains: bool = True  # whether a run trains a model, whose checkpoint is then evaluated
@@ -127,23 +115,18 @@ class Kind:
         raise NotImplementedError
 
     def describe(self, cfg: DictConfig, measured: dict) -> str | None:
-        """Returns one line about the metrics of an evaluation, if it has any."""
         shown = next((f"{name} {measured[name]:.2f}" for name in self.metrics if name in measured), None)
         if shown and "majority" in measured:
             shown += f" (always predicting the most frequent label: {measured['majority']:.2f})"
         return shown
 
     def run_evaluation(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
-        """Runs a command of fairseq on the split of an evaluation and returns the path of its log.
-
-        The command runs in a single process, since each of several would report only a part of the split. The
-        flag ``split_flag`` is set to the split of the evaluation ``name``.
-        """
+        """Runs a command of fairseq on the split of an evaluation and returns the path of its log."""
         flags = {
             "user_dir": display_path(PLUGIN),
             "path": display_path(job.checkpoint),
             **job.cfg.evaluate.flags,
-            "distributed_world_size": 1,
+            "distributed_world_size": 1,  # each of several processes would report only a part of the split
             split_flag: self.evaluations(job.cfg)[name]["split"],
             "cpu": job.cpu,
             "log_format": "json",
@@ -153,7 +136,6 @@ class Kind:
         return job.call([program, *map(str, (*data, *as_flags(flags)))], name)
 
     def validate(self, job, name: str, **flags) -> dict[str, object]:
-        """Runs fairseq-validate on the split of an evaluation and returns the logged {metric: value}."""
         log = self.run_evaluation(job, name, "fairseq-validate", "valid_subset", task=self.task, **flags)
         split = self.evaluations(job.cfg)[name]["split"]
         entry = json.loads(re.search(rf"\| {split} \| (\{{.*\}})$", log.read_text(), re.M)[1])

@@ -25,23 +25,17 @@ SHAPE += "encoder_normalize_before layernorm_embedding activation_fn untie_weigh
 
 
 class GlueEvaluation(Evaluation):
-    """Settings of one evaluation; GLUE's test sets cannot be evaluated, since their labels are secret."""
-
-    split: Literal["train", "valid", "valid1"]
+    split: Literal["train", "valid", "valid1"]  # the labels of GLUE's test sets are secret
 
 
 class GlueSettings(Settings):
-    """Adds ``task`` (usually a key of ``grid``), ``epochs``, and ``warmup`` (a fraction of the updates)."""
-
-    task: str | None = None
+    task: str | None = None  # usually a key of ``grid``
     epochs: PositiveInt
-    warmup: float
+    warmup: float  # fraction of the updates
     evaluations: dict[str, GlueEvaluation | None] = {}
 
 
 class Glue(Kind):
-    """Fine-tunes a pretrained RoBERTa on one GLUE task with fairseq's task ``sentence_prediction``."""
-
     settings = GlueSettings
     task = "sentence_prediction"
     family = "roberta"
@@ -139,8 +133,7 @@ def measure(name: str, predicted: list[str], target: list[str]) -> dict[str, flo
     """Returns {metric: value in percent} of predictions for the GLUE task ``name``, and the number of "rows".
 
     "score" is the task's official metric, and "majority" is its value for always predicting the most frequent
-    label. The others are accuracy, F1 and Matthews correlation of labels, or Pearson and Spearman correlation
-    of scores.
+    label.
     """
     task = get_task(name)
     if not task.labels:

@@ -18,8 +18,6 @@ MAX_SINUSOIDAL = 100_000
 
 
 class BlockEvaluation(Evaluation):
-    """Settings of an evaluation on blocks of tokens, which overlap only by their context tokens."""
-
     length: PositiveInt | None = None  # tokens per block; the default is that of the training
     context_window: NonNegativeInt = 0  # number of tokens at the start of a block that are only context
 
@@ -61,11 +59,9 @@ class LM(Kind):
 
 
 def perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
-    """Returns {metric: value} from the log of fairseq-eval-lm.
+    """Returns {metric: value} from the log of fairseq-eval-lm, which silently skips too long samples.
 
-    Raises:
-        UserError: the number of evaluated tokens is 0 or not ``expected``; fairseq silently skips
-            samples that are too long.
+    Raises UserError if the number of evaluated tokens is 0 or not ``expected``.
     """
     text = log.read_text()
     tokens = int(re.search(r"Evaluated ([\d,]+) tokens", text)[1].replace(",", ""))
@@ -77,7 +73,6 @@ def perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
 
 
 def model_flags(job) -> dict:
-    """Returns {flag: value} of the job's trained model; raises UserError for fairseq's own models."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
     model = read_checkpoint(job.checkpoint, "train the run first")["cfg"]["model"]
@@ -87,7 +82,6 @@ def model_flags(job) -> dict:
 
 
 def check_length(job, split: str, length: int) -> int:
-    """Returns the number of tokens in a split; raises UserError if blocks of ``length`` are too long."""
     from fairseq.data.indexed_dataset import make_dataset  # this import takes seconds
 
     limit, reason = max_length(model_flags(job))
@@ -110,8 +104,8 @@ def trained_length(model: dict) -> int:
 def max_length(model: dict) -> tuple[float, str]:
     """Returns (number of tokens in the longest sequence that a model can read, reason for this limit).
 
-    For longer sequences than in training, fairseq must build the model for their length
-    (``max_target_positions``), which is impossible if the parameters or the encoding depend on that length.
+    For longer sequences than in training, fairseq builds the model for their length, which is impossible if
+    the parameters or the encoding depend on it.
     """
     import torch  # takes seconds, as the modules that import it
 
@@ -145,7 +139,6 @@ def max_length(model: dict) -> tuple[float, str]:
 
 
 def _depends_on_length(build: Callable, trained: int, *inputs) -> bool:
-    """Returns whether a module depends on the number of positions it is built for."""
     import torch  # takes seconds
 
     # Users' encodings and token positions do not have to declare it.

@@ -5,12 +5,7 @@ from typing import Any
 from pydantic import NonNegativeInt, PositiveInt, field_validator
 
 from fairseq_lrpe.experiments.definition.kinds.base import Evaluation, TrainingSettings
-from fairseq_lrpe.experiments.definition.kinds.lm import (
-    LM,
-    max_length,
-    model_flags,
-    perplexity,
-)
+from fairseq_lrpe.experiments.definition.kinds.lm import LM, max_length, model_flags, perplexity
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
@@ -19,12 +14,8 @@ STATE = "state"
 
 
 class MemoryEvaluation(Evaluation):
-    """Settings of an evaluation with a memory of previous segments.
-
-    ``memory`` is the number of previous positions whose hidden states are kept, or "state" for the sums of
-    linear attention over all previous positions, which is evaluated only if training used it, too.
-    """
-
+    # The number of previous positions whose hidden states are kept, or "state" for the sums of linear
+    # attention over all previous positions, which is evaluated only if training used it, too.
     memory: Any = 0
     segment: PositiveInt = 1  # tokens per segment
     streams: PositiveInt = 1  # number of contiguous parts of the split that are read in parallel
@@ -44,8 +35,6 @@ class MemorySettings(TrainingSettings):
 
 
 class MemoryLM(LM):
-    """Trains on one stream of text per sequence of the batch."""
-
     settings = MemorySettings
     task = "memory_lm"
 

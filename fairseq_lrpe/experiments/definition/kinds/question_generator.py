@@ -8,8 +8,6 @@ from fairseq_lrpe.utils.files import REPOSITORY, read_lines, write_atomic
 
 
 class QuestionGenerator(Kind):
-    """Trains question generators with the task ``question_generation``."""
-
     task = "question_generation"
     family = "question_generator"
     metrics = {"rouge_l": "higher"}

@@ -12,9 +12,7 @@ from fairseq_lrpe.utils.subprocesses import as_flags
 
 
 class SpeedSettings(Settings):
-    """Adds the sizes of models and sequences; the inputs are random, so there is no data folder."""
-
-    data: str = ""
+    data: str = ""  # the inputs are random
     evaluations: dict[str, Model | None] = {}
     model: Literal["lm", "roberta", "transformer"]  # family of the models
     length: PositiveInt  # number of tokens of each sequence
@@ -26,8 +24,7 @@ class SpeedSettings(Settings):
 class Speed(Kind):
     """Alternates training steps of a method and of the method base in one process.
 
-    ``relative_speed`` is the median time of a step of base divided by that of the method, which is
-    ``milliseconds``. The method base is compared with another model like itself, so it is close to 1.
+    ``relative_speed`` is the median time of a step of base divided by that of the method, ``milliseconds``.
     """
 
     settings = SpeedSettings

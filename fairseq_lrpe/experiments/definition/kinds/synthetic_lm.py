@@ -9,9 +9,7 @@ from fairseq_lrpe.tasks.synthetic_problems import build_problem
 
 
 class SyntheticSettings(TrainingSettings):
-    """Settings without a data folder, since the problems are generated during training."""
-
-    data: str = ""
+    data: str = ""  # the problems are generated during training
 
 
 class SyntheticLM(Kind):

@@ -53,17 +53,17 @@ def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
     return {**measured, "sentences": len(references)}
 
 
-def read_hypotheses(log: Path, count: int, name: object = None) -> tuple[list[str], list[str]]:
+def read_hypotheses(log: Path, count: int) -> tuple[list[str], list[str]]:
     """Returns the tokenized hypotheses and targets (empty if not logged) of ``count`` sentences in a log.
 
-    Raises UserError, with the ``name`` of the log, unless it has a hypothesis for exactly these sentences.
+    Raises UserError unless it has a hypothesis for exactly these sentences.
     """
     found = parse_hypotheses(log.read_text())
     wanted, given = set(range(count)), set(found["H"])
     if given != wanted:
         wrong = f"lacks {len(wanted - given):,} of them and contains {len(given - wanted):,} others"
         expected = f"expected one hypothesis for each of {count:,} sentences"
-        raise UserError(f"{expected}, but {name or log} {wrong}: run the command again")
+        raise UserError(f"{expected}, but {log} {wrong}: run the command again")
     return tuple([found[kind][number] for number in sorted(found[kind])] for kind in "HT")
 
 
