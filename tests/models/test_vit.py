@@ -92,8 +92,3 @@ def test_drop_path():
     assert set(found.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
     assert abs((found == 0).double().mean() - 0.25) < 4 * (0.25 * 0.75 / 4000) ** 0.5
     assert torch.equal(layer.eval().residual_connection(x, residual), x)
-
-
-def test_grid_positions_of_another_encoding():
-    with pytest.raises(SystemExit, match="rope does not support positions with 2 coordinates: use liere"):
-        build("linear_vit_rope", image_positions="grid")
