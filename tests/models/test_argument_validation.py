@@ -19,24 +19,24 @@ def evaluation_flags(command, data, checkpoint):
 
 @pytest.mark.parametrize(("arch", "flags", "message"), [
     ("linear_lm", "--encoding ropee", "rope"),
-    ("softmax_transformer_xxl", "", "has no method 'xxl' (did you mean 'xl'?): `lrpe methods`"),
+    ("softmax_transformer_xxl", "", "has no method 'xxl' (did you mean 'xl'?)"),
     ("linear_lm_tmlr_type1", "--feature-map exp", "denominator or content"),
     ("linear_lm_rope", "--lrpe-core unitary", "is an option of the encoding 'lrpe'"),
     ("linear_lm", "--encoding t5", "use softmax attention, or one of"),
-    ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute': `lrpe methods --flags`"),
+    ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute'"),
     ("softmax_lm", "--token-positions floater_every_layer --checkpoint-activations",
-     "--checkpoint-activations is not supported with floater_every_layer token positions: omit it"),
-    ("softmax_lm", "--decoder-xformers-att-config {}", "--decoder-xformers-att-config replaces the"),
-    ("softmax_lm", "--decoder-layers-to-keep 0", "selects layers of a trained model: omit it"),
-    ("softmax_lm", "--fp16", "--fp16 on a CPU needs --fp16-no-flatten-grads: pass it, too"),
+     "--checkpoint-activations is not supported with floater_every_layer"),
+    ("softmax_lm", "--decoder-xformers-att-config {}", "--decoder-xformers-att-config replaces"),
+    ("softmax_lm", "--decoder-layers-to-keep 0", "selects layers of a trained model"),
+    ("softmax_lm", "--fp16", "--fp16 on a CPU needs --fp16-no-flatten-grads"),
     ("linear_lm_base", "--max-target-positions 16",
      "--tokens-per-sample 32 exceeds --max-target-positions 16"),
     ("softmax_lm_tupe_a", "--ddp-backend fully_sharded",
-     "--ddp-backend fully_sharded does not support the encoding tupe, which all layers share"),
+     "--ddp-backend fully_sharded does not support the encoding tupe"),
     ("softmax_lm_tupe_a",
      "--checkpoint-activations --distributed-world-size 2 --distributed-init-method env://",
-     "pytorch_ddp with --checkpoint-activations does not support the encoding tupe, which all layers share"),
-    ("linear_lm_base", "--task masked_lm", "--task masked_lm requires an architecture of the family roberta"),
+     "pytorch_ddp with --checkpoint-activations does not support the encoding tupe"),
+    ("linear_lm_base", "--task masked_lm", "requires an architecture of the family roberta"),
     ("linear_lm_base", "--restore-file nowhere.pt", "the checkpoint nowhere.pt does not exist"),
 ])  # fmt: skip
 def test_training(arch, flags, message, data_bin, tmp_path):
@@ -46,7 +46,7 @@ def test_training(arch, flags, message, data_bin, tmp_path):
 
 @pytest.mark.parametrize(("flags", "message"), [
     ("--path nowhere.pt", "the checkpoint nowhere.pt does not exist"),
-    ("--task masked_lm", "is of the task language_modeling, not of masked_lm: pass --task"),
+    ("--task masked_lm", "is of the task language_modeling, not of masked_lm"),
 ])  # fmt: skip
 @pytest.mark.parametrize("command", EVALUATIONS)
 def test_evaluation(command, flags, message, checkpoint, data_bin):
@@ -55,7 +55,7 @@ def test_evaluation(command, flags, message, checkpoint, data_bin):
 
 
 @pytest.mark.parametrize(("name", "change", "message"), [
-    ("train.bin", lambda content: content * 2, "so it is empty, truncated, or from another text"),
+    ("train.bin", lambda content: content * 2, "so it is empty, truncated"),
     ("valid.bin", lambda content: content[: len(content) // 2], "bytes instead of the"),
 ])  # fmt: skip
 def test_damaged_data(name, change, message, data_bin, tmp_path):
@@ -90,7 +90,7 @@ def test_shard_with_another_dictionary(data_bin, tmp_path):
     other = shutil.copytree(data_bin, tmp_path / "bin1") / "dict.txt"
     words = train_flags(f"{data_bin}:{other.parent}", "linear_lm_base", tmp_path / "save", "--max-update", 1)
     other.write_text(other.read_text().replace("w1 ", "w100 "))
-    message = f"{other} differs from {data_bin / 'dict.txt'}, so bin1 is not a shard of bin: rename one"
+    message = f"{other} differs from {data_bin / 'dict.txt'}, so bin1 is not a shard of bin"
     assert_rejected(train_here(*words), message, tmp_path / "save")
     symbols = [line.split()[0] for line in (data_bin / "dict.txt").read_text().splitlines()]
     other.write_text("".join(f"{symbol} 1\n" for symbol in symbols))  # the counts do not matter

@@ -136,8 +136,8 @@ def test_each_task_is_prepared_once_and_from_one_source(tiny_bpe, in_process, tm
     [
         ("QQP", "0\t1\t2", "has 3 fields instead of 6"),
         ("RTE", "0\tone\t \tentailment", "has an empty sentence2"),
-        ("QNLI", "0\tone\ttwo\tmaybe", "has the label 'maybe' instead of one of entailment, not_entailment"),
-        ("STS-B", "0\tg\tf\ty\to\ts\ts\tone\ttwo\tnan", "has the score 'nan' instead of a number from 0"),
+        ("QNLI", "0\tone\ttwo\tmaybe", "has the label 'maybe' instead of one of"),
+        ("STS-B", "0\tg\tf\ty\to\ts\ts\tone\ttwo\tnan", "has the score 'nan' instead"),
     ],
 )
 def test_broken_rows_are_left_out_and_counted(name, line, message, tmp_path, capsys):

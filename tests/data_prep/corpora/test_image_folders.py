@@ -151,8 +151,8 @@ def test_invalid_class_folders_are_errors(message, tmp_path):
 
 
 VALID_SETS = {
-    "val/{name}": "there may be validation images, such as top/val/ant0.png: name them valid/CLASS/NAME",
-    "val/{label}s/{name}": "there are valid images of the class ants, which has no training images: rename",
+    "val/{name}": "there may be validation images, such as top/val/ant0.png",
+    "val/{label}s/{name}": "there are valid images of the class ants",
     "val_images/{label}/{name}": "there may be validation images, such as top/val_images/ant/ant0.png",
     "val/{label}/images/{name}": None,
     "Validation/{label}/{name}.webp": None,

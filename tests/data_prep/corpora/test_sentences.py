@@ -25,8 +25,7 @@ def test_texts(tmp_path, capsys):
     rows = [("a good one", "gut"), ("a bad one", "sehr schlecht")]
     assert classified(folder, "train") == rows * 5
     assert classified(folder, "valid") == [("a bad <unk>", "sehr schlecht"), ("one good one", "gut")]
-    printed = capsys.readouterr().out
-    assert "rows: train 10, valid 2\nlabels: gut, sehr schlecht\nvocabulary: 8 types" in printed
+    assert "rows: train 10, valid 2\nlabels: gut, sehr schlecht" in capsys.readouterr().out
     few = run(tmp_path / "given", tmp_path / "few", "--train-rows", "8")
     assert classified(few, "train") == rows * 4
 

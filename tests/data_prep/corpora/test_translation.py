@@ -31,14 +31,12 @@ SPLITS = {"train": PAIRS, "valid": PAIRS[::7], "test": PAIRS[::9]}
 SENTENCES = {
     "en": [
         "Prices rose by 3.5% to $1,200 (about €1,100).",
-        "The well-known U.S. company's shares fell -- again.",
         'He said: "I don\'t know!"',
         "Mr. Smith, aged 81, won't come; she'd better ask 漢字.",
     ],
     "de": [
         "Der 25-jährige Mann sagte: Das weiß ich nicht!",
         "Das kostet 1.200,50 CHF (am 3. Mai), z. B. in Zürich; ja?",
-        'Sie rief "Hallo" und ging.',
     ],
 }
 
