@@ -81,6 +81,8 @@ def test_grid_positions(attention, method):
     with pytest.raises(SystemExit, match=r"another method .*image_positions sum"):
         model.load_state_dict(summed.state_dict())
     assert build(f"{attention}_vit_rope").image_positions == "sum"
+    with pytest.raises(SystemExit, match="rope does not support positions with 2 coordinates"):
+        build("linear_vit_rope", image_positions="grid")
 
 
 def test_drop_path():

@@ -84,6 +84,20 @@ def test_inputs_of_a_pair(folders):
         assert len(both) <= 6 and both.tolist().count(EOS) == 2 and both[-1] == EOS
 
 
+def test_epochs_have_every_row_once_in_different_batches(folders):
+    task = task_of(folders / "one")
+    task.load_dataset("train")
+    found = []
+    for epoch in (1, 2, 1):
+        iterator = task.get_batch_iterator(
+            task.dataset("train"), max_sentences=5, seed=3, epoch=epoch, disable_iterator_cache=True
+        )
+        batches = [batch["id"].tolist() for batch in iterator.next_epoch_itr(shuffle=True)]
+        assert sorted(row for batch in batches for row in batch) == list(range(24))
+        found.append(batches)
+    assert found[0] == found[2] and {*map(frozenset, found[0])} != {*map(frozenset, found[1])}
+
+
 def test_rows_of_a_pool_are_sorted_by_length():
     """10,000 rows have three pools, each sorted by length, and their order is random otherwise."""
     lengths = np.random.default_rng(0).integers(1, 100, 10_000)
@@ -157,6 +171,9 @@ def test_commands(kind, flags, folders, tmp_path):
     if kind == "pictures":
         inputs[0].save(tmp_path / "one.png")
         assert model.classify([tmp_path / "one.png"]) == model.classify(inputs[:1])
+    if kind == "one":
+        with pytest.raises(ValueError, match="classifies single"):
+            model.classify([("w1", "w2")])
 
 
 def test_resumed_training_is_identical(folders, tmp_path):
