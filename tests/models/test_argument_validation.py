@@ -5,16 +5,9 @@ import shutil
 
 import pytest
 import torch
-from commands import EVALUATIONS, assert_error, assert_rejected
+from commands import EVALUATIONS, assert_error, assert_rejected, evaluation_flags
 from fairseq_cli import interactive
 from tiny import run_here, train_flags, train_here
-
-
-def evaluation_flags(command, data, checkpoint):
-    """Returns arguments that a command accepts."""
-    words = [data, "--path", checkpoint, "--cpu", "--tokens-per-sample", 32, "--num-workers", 0]
-    words += ["--task", "language_modeling"] if command != "fairseq-eval-lm" else []
-    return words + (["--batch-size", 4] if command != "fairseq-interactive" else [])
 
 
 @pytest.mark.parametrize(("arch", "flags", "message"), [

@@ -51,7 +51,7 @@ def run(source, out, *more):
     return out / "bin"
 
 
-def test_published_batches(publish, tmp_path, capsys):
+def test_published_batches(publish, tmp_path):
     archive = write_tar(tmp_path / "cifar.tar.gz", batches())
     publish(lra_image.Cifar10("lra_image").facts, archive.read_bytes())
     prepare("lra_image", ["--out", tmp_path / "out"])
@@ -63,7 +63,6 @@ def test_published_batches(publish, tmp_path, capsys):
         assert np.abs(values(row) - grayscale(colors).ravel()).max() <= 1
     about = json.loads((folder / "about.json").read_text())
     assert about["shape"] == [32, 32] and about["pixels"] == {"mean": 122.6, "std": 61.0}
-    assert "published: train 45,000, valid 5,000, test 10,000" in capsys.readouterr().out
 
 
 def test_smaller_images_are_means_of_areas(tmp_path):
@@ -84,8 +83,6 @@ def test_images_are_interleaved_by_class(tmp_path):
     assert [label for _, label in classified(folder, "valid")] == CLASSES
     found = values(classified(folder, "train")[1])  # the first bee
     assert np.abs(found - grayscale(COLORS[3]).ravel()).max() <= 1
-    again = run(write_tar(tmp_path / "given.tar.gz", contents), tmp_path / "again")
-    assert classified(again, "train") == classified(folder, "train")
 
 
 class Evil:
