@@ -32,6 +32,15 @@ def train(data, arch, save, *flags):
     return train_here(data, *SHORT_TRAINING, "--arch", arch, "--save-dir", save, *flags)
 
 
+def evaluation_flags(command, data, checkpoint):
+    """Returns arguments of a command of EVALUATIONS for the tiny language model."""
+    words = [data, "--path", checkpoint, "--cpu", "--tokens-per-sample", 32, "--num-workers", 0]
+    if command != "fairseq-eval-lm":
+        words += ["--task", "language_modeling", "--sample-break-mode", "eos"]
+        words += ["--required-batch-size-multiple", 1]
+    return words if command == "fairseq-interactive" else [*words, "--batch-size", 4]
+
+
 def train_in_two_processes(*flags):
     """Runs fairseq-train in two processes on the CPU, and asserts that it succeeds.
 

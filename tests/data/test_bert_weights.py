@@ -86,7 +86,6 @@ def test_the_encoder_equals_bert(dtype, activation, tolerance, folder, tmp_path)
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"encoder_layers": 2, "encoder_ffn_embed_dim": 12}, "--encoder-layers 3 --encoder-ffn-embed-dim 36"),
         ({"activation_fn": "relu"}, "has other sizes than the flags: pass --activation-fn gelu"),
         ({"max_source_positions": 17}, "than the flags: pass --max-source-positions 16"),
     ],

@@ -1,15 +1,11 @@
 """The commands that prepare data folders."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
-from fairseq_lrpe.experiments.definition.kinds import base
-from fairseq_lrpe.experiments.execution import runner
-from fairseq_lrpe.utils import files
 from fairseq_lrpe.utils.files import display_path
 
 SQUAD_MINI = "squad --from dev-v2.0.json --cut 2400 500 --pieces 4000 --longest 192 --out data/squad_mini"
@@ -39,12 +35,3 @@ def test_the_data_of_each_experiment_can_be_prepared(name):
         experiment.cfg.task = "RTE"
     for folder in experiment.kind.folders(experiment.cfg)[:1]:
         assert prepare_command(display_path(folder))
-
-
-def test_errors_of_missing_data_show_the_command(tmp_path, monkeypatch):
-    experiment = Experiment.load("classifier/imdb")
-    for module in (files, runner, base, sys.modules[type(experiment.kind).__module__]):
-        monkeypatch.setattr(module, "REPOSITORY", tmp_path)
-    words = "imdb --vectors glove.840B.300d.txt"
-    with pytest.raises(ValueError, match=f": `bash data_prep/prepare.sh {words}` prepares it"):
-        runner.data_sizes(experiment.kind, experiment.cfg)

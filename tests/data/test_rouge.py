@@ -46,9 +46,3 @@ def test_chinese_is_compared_by_character(pairs):
             total += 2 * shared / (len(one) + len(other))
     hypotheses, references = zip(*pairs, strict=True)
     assert rouge_l(list(hypotheses), list(references), "zh") == 100 * total / len(pairs)
-
-
-def test_examples():
-    assert rouge_l(["the cat sat"], ["The cat, it sat!"], "en") == pytest.approx(100 * 6 / 7)
-    assert rouge_l(["北京在哪里？", ""], ["北京 在哪？", "人"], "zh") == pytest.approx(50 * 10 / 11)
-    assert rouge_l(["iphone"], ["iPhone"], "zh") == 100 and rouge_l(["?"], ["!"], "en") == 0

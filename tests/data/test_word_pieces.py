@@ -75,16 +75,15 @@ def test_ids_in_both_orders(vocabulary, tmp_path):
     assert [dictionary[i] for i in range(4)] == list(SPECIALS.values())
 
 
-BAD = {
-    "no_unk": ([x for x in TYPES if x != "[UNK]"], r"has no \[UNK\]: expected BERT's vocab.txt"),
-    "twice": ([*TYPES, "the"], "has 'the', which is repeated, blank or a special"),
-    "blank": ([*TYPES, "", "more"], "has '', which is repeated, blank or a special"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_invalid_vocabularies_are_errors(name, tmp_path):
-    types, message = BAD[name]
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ([x for x in TYPES if x != "[UNK]"], r"has no \[UNK\]: expected BERT's vocab.txt"),
+        ([*TYPES, "the"], "has 'the', which is repeated, blank or a special"),
+        ([*TYPES, "", "more"], "has '', which is repeated, blank or a special"),
+    ],
+)
+def test_invalid_vocabularies_are_errors(types, message, tmp_path):
     path = write(tmp_path / "vocab.txt", types)
     with pytest.raises(ValueError, match=message):
         WordPieces(path, True)
@@ -95,10 +94,7 @@ def test_invalid_vocabularies_are_errors(name, tmp_path):
     [
         "《战国无双3》是由哪两个公司合作开发的？",
         "共有364.6公里，2006年人口为185,525人（amarillo）。",
-        "使用iphone os的人",
-        "In what country is the well-known 19th-century town located?",
         'He said: "I don\'t know (yet)!" It costs $1,200.50, or 3.5% at 10:30.',
-        'The "first" and the "second" one; Smith\'s and/or Jones\'s.',
     ],
 )
 def test_text_is_restored(text, vocabulary, tmp_path):
@@ -167,16 +163,13 @@ def test_answers_are_found(vocabulary):
             pieces.source(answer, "The normans" + " and more" * 9, 16, 6)
 
 
-def test_loading_a_prepared_folder(vocabulary, tmp_path):
+def test_preparations_for_other_tasks_are_errors(vocabulary, tmp_path):
     write(tmp_path / "vocab.txt", TYPES)
     note = tmp_path / "preparation.json"
-    for content in ("{", '{"source": "en", "target": "de", "tokenizer": "moses", "bpe": "subword_nmt"}'):
-        note.write_text(content)
-        with pytest.raises(ValueError, match=r"preparation\.json is missing or not for question generation"):
-            word_pieces.load(tmp_path)
-    about = {"tokenizer": "bert", "lowercase": True, "language": "zh", "longest": 192}
-    note.write_text(json.dumps(about))
-    assert word_pieces.read_preparation(tmp_path) == about
+    note.write_text('{"source": "en", "target": "de", "tokenizer": "moses", "bpe": "subword_nmt"}')
+    with pytest.raises(ValueError, match=r"preparation\.json is missing or not for question generation"):
+        word_pieces.load(tmp_path)
+    note.write_text(json.dumps({"tokenizer": "bert", "lowercase": True, "language": "zh", "longest": 192}))
     assert word_pieces.load(tmp_path).pieces("THE") == ["the"]
     with pytest.raises(ValueError, match=r"preparation\.json is missing or not for translation"):
         text_codec.load(tmp_path)

@@ -3,6 +3,7 @@ import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny import REPOSITORY, preprocess, write_byte_pairs
@@ -86,22 +87,17 @@ def interrupt(monkeypatch):
 
 
 @pytest.fixture
-def datasets_package(tmp_path, monkeypatch):
+def datasets_package(monkeypatch):
     """Returns ``install(texts)``, which installs a package ``datasets`` with one dataset of these texts."""
     from data_prep import text_corpus
 
+    class Rows(list):
+        def __getitem__(self, span):
+            return {"text": list.__getitem__(self, span)}
+
     def install(texts):
-        folder = tmp_path / "packages"
-        folder.mkdir()
-        (folder / "datasets.py").write_text(
-            "class Rows(list):\n"
-            "    def __getitem__(self, span):\n"
-            "        return {'text': list.__getitem__(self, span)}\n"
-            "def load_dataset(path, name=None, *, revision, split):\n"
-            f"    return Rows({texts!r})\n"
-        )
-        monkeypatch.syspath_prepend(folder)
-        monkeypatch.delitem(sys.modules, "datasets", raising=False)
+        package = SimpleNamespace(load_dataset=lambda *_, revision, split: Rows(texts))
+        monkeypatch.setitem(sys.modules, "datasets", package)
 
     monkeypatch.setattr(text_corpus, "BATCH", 7)
     return install

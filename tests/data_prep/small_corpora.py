@@ -74,9 +74,9 @@ def write_files(folder, contents):
     return folder
 
 
-def write_tar(path, contents, *members):
-    """Writes {path: bytes}, and other members without content, to a .tar.gz and returns its path."""
-    with tarfile.open(path, "w:gz") as archive:
+def write_tar(path, contents, *members, mode="w:gz"):
+    """Writes {path: bytes}, and other members without content, to a tar archive and returns its path."""
+    with tarfile.open(path, mode) as archive:
         for name, content in contents.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)

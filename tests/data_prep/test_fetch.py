@@ -1,10 +1,14 @@
-"""Downloads from a real server whose mirrors work, are broken or are missing."""
+"""Downloads from working and broken mirrors of a local server, and unpacking of archives."""
 
 import hashlib
+import random
 import socket
+import tarfile
+from pathlib import Path
 
 import pytest
 from local_server import CONTENT, Server
+from small_corpora import write_tar, write_zip
 
 from data_prep import fetch
 
@@ -50,15 +54,10 @@ def test_partial_downloads_are_resumed_and_verified(mirror, part, ranges, server
     assert [span for _, span in server.requests] == ranges
 
 
-@pytest.mark.parametrize("broken", ["missing", "wrong", "short"])
-def test_the_next_mirror_is_tried(broken, server, tmp_path):
-    get(tmp_path / "file", server.url(broken), server.url("range"))
-    assert server.requests == [(f"/{broken}/file", None), ("/range/file", None)]
-
-
-def test_a_busy_mirror_is_retried(server, unreachable, tmp_path):
-    get(tmp_path / "file", unreachable, server.url("busy"), server.url("range"))
-    assert [path for path, _ in server.requests] == ["/busy/file"] * fetch.TRIES + ["/range/file"]
+def test_broken_mirrors_are_skipped_and_busy_ones_retried(server, unreachable, tmp_path):
+    names = ["missing", "wrong", "short", *["busy"] * fetch.TRIES, "range"]
+    get(tmp_path / "file", unreachable, *map(server.url, dict.fromkeys(names)))
+    assert server.requests == [(f"/{name}/file", None) for name in names]
 
 
 def test_the_error_names_all_mirrors_with_their_reasons(server, unreachable, tmp_path):
@@ -69,3 +68,36 @@ def test_the_error_names_all_mirrors_with_their_reasons(server, unreachable, tmp
     for url, reason in zip(urls, ["404", "Connection refused", "SHA-256", "bytes instead of"], strict=True):
         assert reason in line.split(url)[1].split("; ")[0]
     assert not list(tmp_path.iterdir())
+
+
+GOOD = {"top/one.txt": b"one", "top/deep/two.txt": b"two" * 1000}
+
+
+@pytest.mark.parametrize(
+    "name, kind", [("top/../../out.txt", tarfile.REGTYPE), ("top/link", tarfile.SYMTYPE)]
+)
+def test_tar_members_outside_of_the_folder_are_errors(name, kind, tmp_path):
+    bad = tarfile.TarInfo(name)
+    bad.type, bad.linkname = kind, "../.."
+    archive = write_tar(tmp_path / "archive", GOOD, bad)
+    with pytest.raises(ValueError, match=bad.name):
+        fetch.unpacked(archive, tmp_path / "folder")
+    assert list(tmp_path.iterdir()) == [archive]
+
+
+def test_zip_members_stay_inside_the_folder(tmp_path):
+    names = ("../out.txt", "/tmp/lrpe_out.txt", "a\\..\\..\\out.txt")
+    archive = write_zip(tmp_path / "archive", {**GOOD, **dict.fromkeys(names, b"")})
+    fetch.unpacked(archive, tmp_path / "folder")
+    assert {path.name for path in tmp_path.iterdir()} == {"archive", "folder"}
+    assert not Path("/tmp/lrpe_out.txt").exists()
+
+
+@pytest.mark.parametrize("write", [write_zip, write_tar])
+def test_truncated_archives_leave_nothing(write, tmp_path):
+    content = random.Random(0).randbytes(100_000)
+    archive = write(tmp_path / "archive", {"one.txt": content, "two.txt": content[::-1]})
+    archive.write_bytes(archive.read_bytes()[:50_000])
+    with pytest.raises(ValueError, match="is not a complete zip or tar archive"):
+        fetch.unpacked(archive, tmp_path / "folder")
+    assert list(tmp_path.iterdir()) == [archive]

@@ -8,20 +8,6 @@ import pytest
 from data_prep import prepare as command
 from data_prep.corpus import Corpus
 
-OWN_OPTIONS = {
-    "glue": "WNLI",
-    "text": "--sentencepiece N",
-    "multi30k": "--bpe-types",
-    "imdb": "--vectors FILE",
-    "imdb_lm": "--sentencepiece N",
-    "snli": "--cut TRAIN VALID TEST",
-    "lra_image": "--size N",
-    "squad": "--version VERSION",
-    "cmrc2018": "--bert NAME_OR_FOLDER",
-    "listops": "--length MIN MAX",
-    "pathfinder": "--contour-length N",
-}
-
 
 def test_without_a_name_all_corpora_are_listed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "REPOSITORY", tmp_path)
@@ -61,4 +47,3 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
     assert captured.out.startswith(f"usage: lrpe prepare {name} ")
     for option in ("--from", "--out", "--workers", f"data/{name}"):
         assert option in captured.out
-    assert OWN_OPTIONS.get(name, "") in captured.out

@@ -45,12 +45,8 @@ def test_reason_in_one_sentence(tmp_path):
             read_checkpoint(path, "")
         return str(error.value).removeprefix(f"{path} is not a readable checkpoint of fairseq ")
 
-    path.write_text("# Title\n")
-    assert "\n" not in reason()
     save(path, 1)
     assert reason() == "(it has no cfg, no extra_state)"
-    cut(path, 0.5)
-    assert reason() == "(PytorchStreamReader failed reading zip archive: failed finding central directory)"
     for place in (0.0, 0.1):
         torch.save({}, path, **old)
         cut(path, place)

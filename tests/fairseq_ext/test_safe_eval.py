@@ -10,7 +10,7 @@ from pathlib import Path
 import commands
 import pytest
 import torch
-from commands import EVALUATIONS, sizes
+from commands import EVALUATIONS, evaluation_flags, sizes
 from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
 from tiny import PLUGIN, run_command, run_here
 
@@ -65,28 +65,20 @@ def assert_rejected(done, mark, program="fairseq_lrpe"):
     assert last.startswith(f"{program}: the setting \"__import__('pathlib')") and last.endswith("executed")
 
 
-def words_of(command, checkpoint, data):
-    words = [data, "--path", checkpoint, "--cpu", "--tokens-per-sample", 32, "--num-workers", 0]
-    if command != "fairseq-eval-lm":
-        words += ["--task", "language_modeling", "--sample-break-mode", "eos"]
-        words += ["--required-batch-size-multiple", 1]
-    return words if command == "fairseq-interactive" else [*words, "--batch-size", 4]
-
-
 @pytest.mark.parametrize(
     "command, arch",
     [*((name, "transformer_lm") for name in EVALUATIONS), ("fairseq-eval-lm", "linear_lm_base")],
 )
 def test_commands(command, arch, checkpoints, data_bin, code, mark, tmp_path):
     hostile = changed(checkpoints[arch], tmp_path, adaptive_softmax_cutoff=code)
-    assert_rejected(run_here(EVALUATIONS[command], *words_of(command, hostile, data_bin)), mark)
+    assert_rejected(run_here(EVALUATIONS[command], *evaluation_flags(command, data_bin, hostile)), mark)
 
 
 def test_new_process(checkpoints, data_bin, code, mark, tmp_path):
     hostile = changed(checkpoints["transformer_lm"], tmp_path, adaptive_softmax_cutoff=code)
-    words = [*words_of("fairseq-eval-lm", hostile, data_bin), "--user-dir", PLUGIN]
+    words = [*evaluation_flags("fairseq-eval-lm", data_bin, hostile), "--user-dir", PLUGIN]
     assert_rejected(run_command("fairseq-eval-lm", *words), mark)
-    words = words_of("fairseq-eval-lm", checkpoints["transformer_lm"], data_bin)
+    words = evaluation_flags("fairseq-eval-lm", data_bin, checkpoints["transformer_lm"])
     words += ["--user-dir", PLUGIN, "--model-overrides", code]
     assert_rejected(run_command("fairseq-eval-lm", *words), mark)
 
@@ -132,7 +124,8 @@ def test_user_dir_of_a_checkpoint_is_not_imported(train, checkpoints, data_bin, 
     state["cfg"]["task"]["user_dir"] = str(plugin)
     torch.save(state, tmp_path / "checkpoint_last.pt")
     for command in ("fairseq-eval-lm", "fairseq-validate", "fairseq-generate"):
-        done = run_here(EVALUATIONS[command], *words_of(command, tmp_path / "checkpoint_last.pt", data_bin))
+        words = evaluation_flags(command, data_bin, tmp_path / "checkpoint_last.pt")
+        done = run_here(EVALUATIONS[command], *words)
         assert done.returncode == 0, done.stderr
     done = train("linear_lm_base", tmp_path, "--max-update", 2, "--disable-validation")
     assert done.returncode == 0, done.stderr

@@ -5,42 +5,31 @@ import shutil
 
 import pytest
 import torch
-from commands import EVALUATIONS, assert_error, assert_rejected
+from commands import EVALUATIONS, assert_error, assert_rejected, evaluation_flags
 from fairseq_cli import interactive
 from tiny import run_here, train_flags, train_here
 
 
-def evaluation_flags(command, data, checkpoint):
-    """Returns arguments that a command accepts."""
-    words = [data, "--path", checkpoint, "--cpu", "--tokens-per-sample", 32, "--num-workers", 0]
-    words += ["--task", "language_modeling"] if command != "fairseq-eval-lm" else []
-    return words + (["--batch-size", 4] if command != "fairseq-interactive" else [])
-
-
 @pytest.mark.parametrize(("arch", "flags", "message"), [
     ("linear_lm", "--encoding ropee", "rope"),
-    ("softmax_transformer_xxl", "", "has no method 'xxl' (did you mean 'xl'?): `lrpe methods`"),
+    ("softmax_transformer_xxl", "", "has no method 'xxl' (did you mean 'xl'?)"),
     ("linear_lm_tmlr_type1", "--feature-map exp", "denominator or content"),
-    ("linear_lm_tmlr_type2", "--lrpe-rotation fft", "requires the unitary core"),
     ("linear_lm_rope", "--lrpe-core unitary", "is an option of the encoding 'lrpe'"),
-    ("softmax_lm_shaw", "--shaw-k-after -2", "shaw needs a k_after of at least 0, or -1 for k, not -2"),
     ("linear_lm", "--encoding t5", "use softmax attention, or one of"),
-    ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute': `lrpe methods --flags`"),
+    ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute'"),
     ("softmax_lm", "--token-positions floater_every_layer --checkpoint-activations",
-     "--checkpoint-activations is not supported with floater_every_layer token positions: omit it"),
-    ("softmax_lm", "--decoder-xformers-att-config {}", "--decoder-xformers-att-config replaces the"),
-    ("softmax_lm", "--decoder-layers-to-keep 0", "selects layers of a trained model: omit it"),
-    ("softmax_lm", "--fp16", "--fp16 on a CPU needs --fp16-no-flatten-grads: pass it, too"),
-    ("linear_lm_rope", "--decoder-attention-heads 5", "32 is not divisible by 5"),
-    ("softmax_lm_rope", "--decoder-attention-heads 32", "must be even, not 1"),
+     "--checkpoint-activations is not supported with floater_every_layer"),
+    ("softmax_lm", "--decoder-xformers-att-config {}", "--decoder-xformers-att-config replaces"),
+    ("softmax_lm", "--decoder-layers-to-keep 0", "selects layers of a trained model"),
+    ("softmax_lm", "--fp16", "--fp16 on a CPU needs --fp16-no-flatten-grads"),
     ("linear_lm_base", "--max-target-positions 16",
      "--tokens-per-sample 32 exceeds --max-target-positions 16"),
     ("softmax_lm_tupe_a", "--ddp-backend fully_sharded",
-     "--ddp-backend fully_sharded does not support the encoding tupe, which all layers share"),
+     "--ddp-backend fully_sharded does not support the encoding tupe"),
     ("softmax_lm_tupe_a",
      "--checkpoint-activations --distributed-world-size 2 --distributed-init-method env://",
-     "pytorch_ddp with --checkpoint-activations does not support the encoding tupe, which all layers share"),
-    ("linear_lm_base", "--task masked_lm", "--task masked_lm requires an architecture of the family roberta"),
+     "pytorch_ddp with --checkpoint-activations does not support the encoding tupe"),
+    ("linear_lm_base", "--task masked_lm", "requires an architecture of the family roberta"),
     ("linear_lm_base", "--restore-file nowhere.pt", "the checkpoint nowhere.pt does not exist"),
 ])  # fmt: skip
 def test_training(arch, flags, message, data_bin, tmp_path):
@@ -50,7 +39,7 @@ def test_training(arch, flags, message, data_bin, tmp_path):
 
 @pytest.mark.parametrize(("flags", "message"), [
     ("--path nowhere.pt", "the checkpoint nowhere.pt does not exist"),
-    ("--task masked_lm", "is of the task language_modeling, not of masked_lm: pass --task"),
+    ("--task masked_lm", "is of the task language_modeling, not of masked_lm"),
 ])  # fmt: skip
 @pytest.mark.parametrize("command", EVALUATIONS)
 def test_evaluation(command, flags, message, checkpoint, data_bin):
@@ -59,7 +48,7 @@ def test_evaluation(command, flags, message, checkpoint, data_bin):
 
 
 @pytest.mark.parametrize(("name", "change", "message"), [
-    ("train.bin", lambda content: content * 2, "so it is empty, truncated, or from another text"),
+    ("train.bin", lambda content: content * 2, "so it is empty, truncated"),
     ("valid.bin", lambda content: content[: len(content) // 2], "bytes instead of the"),
 ])  # fmt: skip
 def test_damaged_data(name, change, message, data_bin, tmp_path):
@@ -81,14 +70,9 @@ def test_shards_need_only_the_training_set(train, data_bin, tmp_path):
     assert_rejected(done, "shard/train lacks .bin or .idx", tmp_path / "new")
 
 
-@pytest.mark.parametrize(("save", "message"), [
-    (lambda state, path: torch.save([1, 2], path), "(it contains no dictionary)"),
-    (lambda state, path: path.write_bytes(b""), "is not a readable checkpoint of fairseq"),
-    (lambda state, path: torch.save({"cfg": state["cfg"]}, path), "(it has no model,"),
-])  # fmt: skip
-def test_invalid_checkpoints(save, message, checkpoint, data_bin, tmp_path):
-    path = tmp_path / "invalid.pt"
-    save(torch.load(checkpoint, weights_only=True), path)
+def test_invalid_checkpoint(checkpoint, data_bin, tmp_path):
+    path, message = tmp_path / "invalid.pt", "(it has no model,"
+    torch.save({"cfg": torch.load(checkpoint, weights_only=True)["cfg"]}, path)
     words = evaluation_flags("fairseq-eval-lm", data_bin, path)
     assert_error(run_here(EVALUATIONS["fairseq-eval-lm"], *words), message)
     words = train_flags(data_bin, "linear_lm_base", tmp_path / "save", "--restore-file", path)
@@ -99,7 +83,7 @@ def test_shard_with_another_dictionary(data_bin, tmp_path):
     other = shutil.copytree(data_bin, tmp_path / "bin1") / "dict.txt"
     words = train_flags(f"{data_bin}:{other.parent}", "linear_lm_base", tmp_path / "save", "--max-update", 1)
     other.write_text(other.read_text().replace("w1 ", "w100 "))
-    message = f"{other} differs from {data_bin / 'dict.txt'}, so bin1 is not a shard of bin: rename one"
+    message = f"{other} differs from {data_bin / 'dict.txt'}, so bin1 is not a shard of bin"
     assert_rejected(train_here(*words), message, tmp_path / "save")
     symbols = [line.split()[0] for line in (data_bin / "dict.txt").read_text().splitlines()]
     other.write_text("".join(f"{symbol} 1\n" for symbol in symbols))  # the counts do not matter

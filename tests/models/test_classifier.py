@@ -261,12 +261,3 @@ def test_pixels_are_normalized():
     values = torch.tensor([[0, 122, 255]])
     numbers = (values.double()[..., None] - 122.6) / 61
     assert_same(inputs(values + 4), numbers * inputs.project.weight[:, 0] + inputs.project.bias)
-
-
-@torch.no_grad()
-def test_token_embeddings_are_projected():
-    inputs = build("linear_classifier_rope", encoder_input_dim=7).encoder.embed_tokens
-    tokens = batch([4, 3])
-    expected = inputs.embedding.weight[tokens] @ inputs.project.weight.T + inputs.project.bias
-    assert inputs.embedding.weight.shape == (24, 7) and expected.shape == (2, 4, 16)
-    assert_same(inputs(tokens), expected)

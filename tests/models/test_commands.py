@@ -3,16 +3,12 @@
 import io
 import math
 import re
-from dataclasses import fields
 
 import pytest
 import torch
 from commands import EVALUATIONS, generated_lines, validated
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from tiny import BIN, PLUGIN, run_command, run_here, train_flags
-
-from fairseq_lrpe.cli import methods
-from fairseq_lrpe.config import PositionConfig
 
 ARCHITECTURES = ("linear_lm_tmlr_type1", "softmax_lm_rope")
 GENERATION = (
@@ -77,11 +73,3 @@ def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin,
     monkeypatch.setattr("sys.stdin", io.StringIO(prompt))
     answers = generated_lines(run("fairseq-interactive", data_bin, *flags, "--buffer-size", 5), "H")
     assert answers == {i: hypotheses[i] for i in range(5)}
-
-
-def test_every_flag_has_help():
-    shown = run_here(methods.main, "--flags").stdout
-    for f in fields(PositionConfig):
-        if f.name != "_name":
-            assert f.metadata["help"]
-            assert f"\n  --{f.name.replace('_', '-')}" in shown

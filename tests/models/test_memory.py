@@ -84,27 +84,6 @@ def test_running_sums_at_distant_positions(arch):
     assert_same(tuple(moved.past["sums"]), near, FAR[arch])
 
 
-@pytest.mark.parametrize("arch", ["softmax_lm_rope", "linear_lm_tmlr_type1"])
-@torch.no_grad()
-def test_receptive_field_of_memory(arch):
-    """Changing a word changes exactly the outputs that attend to it, if only indirectly."""
-    length, memory, tokens = 4, 3, words(batch=1)
-    decoder = build(arch, memory_length=memory, length=length)
-
-    def reached(position, layers):
-        if not layers:
-            return {position}
-        first = max(0, position // length * length - memory)
-        return set().union(*(reached(key, layers - 1) for key in range(first, position + 1)))
-
-    before = in_segments(decoder, tokens, length)
-    for place in range(LENGTH):
-        other = tokens.clone()
-        other[0, place] = 4 + (tokens[0, place] - 3) % 20
-        changed = (in_segments(decoder, other, length) - before).abs().amax((0, 2)) > 1e-9
-        assert [bool(x) for x in changed] == [place in reached(i, 2) for i in range(LENGTH)]
-
-
 def reference(decoder, tokens, length):
     """Reference Transformer-XL with a pre-norm decoder, which reads a text segment by segment."""
     memory, outputs = [None] * len(decoder.layers), []
@@ -150,29 +129,6 @@ def test_gradients_with_running_sums(arch):
         return attention(x, state=before)[0]
 
     assert torch.autograd.gradcheck(read, leaves, fast_mode=True)
-
-
-@torch.no_grad()
-def test_training_and_validation_have_separate_memories():
-    decoder, tokens = build("softmax_lm_rope", memory_length=8), words()
-    expected = in_segments(decoder, tokens, 5)
-    for number, part in enumerate(tokens.split(5, dim=1)):
-        decoder.train()
-        assert_same(decoder(part, segment=Segment("train", 0, number))[0], expected[:, 5 * number :][:, :5])
-        decoder.eval()
-        in_segments(decoder, words(), 4)
-        in_segments(decoder, words(), 3, "train")  # the training text, evaluated
-
-
-@torch.no_grad()
-def test_each_group_of_streams_has_its_memory():
-    decoder, tokens = build("softmax_lm_rope", memory_length=8), words(batch=4)
-    whole = in_segments(decoder, tokens, 5)
-    parts = []
-    for number, part in enumerate(tokens.split(5, dim=1)):
-        both = [decoder(part[i : i + 2], segment=Segment("valid", i, number))[0] for i in (0, 2)]
-        parts.append(torch.cat(both))
-    assert_same(torch.cat(parts, dim=1), whole)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase, TransformerModelBase
+from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from fairseq.sequence_generator import SequenceGenerator
 from tiny_models import EOS, PAD, SIZES, architectures, build_model, dictionary_of, task_of
 
@@ -80,22 +80,6 @@ def test_beam_search_with_padding_equals_search_without_state(arch, flags):
     assert_same(translations(model, tokens), alone)
     assert_same(translations(model, right), alone)
     assert len({str(x) for x in alone}) == 3
-
-
-@torch.no_grad()
-def test_encoder_output_is_copied_only_if_needed():
-    encoder = build("linear_transformer_rope").encoder
-    tokens, lengths = batch("left")
-    out = encoder.reorder_encoder_out(encoder(tokens, lengths), torch.tensor([0, 0, 1, 1, 2, 2]))
-    same = encoder.reorder_encoder_out(out, torch.tensor([1, 0, 2, 2, 4, 5]))
-    assert same["encoder_out"][0] is out["encoder_out"][0]
-    for order in ([0, 1, 4, 5], [2, 3, 0, 1, 4, 5]):
-        moved = encoder.reorder_encoder_out(same, torch.tensor(order))
-        expected = TransformerEncoderBase.reorder_encoder_out(encoder, same, torch.tensor(order))
-        for name in ("encoder_out", "encoder_padding_mask"):
-            assert torch.equal(moved[name][0], expected[name][0])
-    again = encoder.reorder_encoder_out(moved, torch.tensor([1, 1, 2, 3, 4, 4]))
-    assert again["encoder_out"][0] is moved["encoder_out"][0]
 
 
 @every

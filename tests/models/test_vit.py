@@ -81,6 +81,8 @@ def test_grid_positions(attention, method):
     with pytest.raises(SystemExit, match=r"another method .*image_positions sum"):
         model.load_state_dict(summed.state_dict())
     assert build(f"{attention}_vit_rope").image_positions == "sum"
+    with pytest.raises(SystemExit, match="rope does not support positions with 2 coordinates"):
+        build("linear_vit_rope", image_positions="grid")
 
 
 def test_drop_path():
@@ -92,8 +94,3 @@ def test_drop_path():
     assert set(found.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
     assert abs((found == 0).double().mean() - 0.25) < 4 * (0.25 * 0.75 / 4000) ** 0.5
     assert torch.equal(layer.eval().residual_connection(x, residual), x)
-
-
-def test_grid_positions_of_another_encoding():
-    with pytest.raises(SystemExit, match="rope does not support positions with 2 coordinates: use liere"):
-        build("linear_vit_rope", image_positions="grid")

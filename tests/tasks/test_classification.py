@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from commands import assert_error, assert_resumes, validated
-from corrupt_files import corrupted_copy, remove_file, replace_labels
+from corrupt_files import corrupted_copy, replace_labels
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled_data import WORDS, write_gray_image_dataset, write_text_dataset
@@ -167,19 +167,13 @@ def test_commands(kind, flags, folders, tmp_path):
     model.task.load_dataset("test")
     dataset = model.task.dataset("test")
     inputs = inputs_of(dataset, model.task.dictionary)
-    found = model.classify(inputs)
-    assert [x.label for x in found] == predicted
-    with torch.no_grad():
-        p = model.model(**dataset.collater([dataset[7]])["net_input"]).softmax(-1).max()
-    assert found[7].probability == pytest.approx(p.item(), abs=1e-5)
+    assert [x.label for x in model.classify(inputs)] == predicted
     if kind == "pictures":
         inputs[0].save(tmp_path / "one.png")
         assert model.classify([tmp_path / "one.png"]) == model.classify(inputs[:1])
-    else:
-        with pytest.raises(ValueError, match=f"classifies {'single' if kind == 'one' else 'pairs'}"):
-            model.classify([("w1", "w2") if kind == "one" else "w1"])
-        with pytest.raises(ValueError, match="expected a list of texts or images"):
-            model.classify("w1")
+    if kind == "one":
+        with pytest.raises(ValueError, match="classifies single"):
+            model.classify([("w1", "w2")])
 
 
 def test_resumed_training_is_identical(folders, tmp_path):
@@ -192,7 +186,6 @@ def test_resumed_training_is_identical(folders, tmp_path):
 
 
 @pytest.mark.parametrize("kind, change, flags, message", [
-    ("one", remove_file("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
     ("one", replace_labels([0] * 23), "", "24 rows, but 23 labels"),
     ("one", replace_labels([0] * 23 + [-1]), "", "has missing labels"),
     ("one", replace_labels([0] * 23 + [2]), "", "or labels other than the 2 labels of about.json"),

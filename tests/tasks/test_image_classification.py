@@ -125,10 +125,6 @@ def test_training_batch(folder):
         expected[row, label] = 0.8
     torch.testing.assert_close(batch["target"].float(), expected)
     assert dataset.collater([]) == {}
-    mixed = dataset_of(folder, repeats=2, smoothing=0.3)
-    found = mixed.collater([mixed[i] for i in (0, 1, 8)])
-    assert torch.allclose(found["target"].sum(1), torch.ones(3).double())
-    assert torch.equal(found["net_input"]["images"], images)
     erased = [*normalize(images)]
     for pixels, (_, (_, box), _), noisy in zip(
         erased, [dataset[i] for i in (0, 1, 8)], images_of(batch), strict=True
@@ -136,7 +132,6 @@ def test_training_batch(folder):
         if box:
             pixels[:, *box] = noisy[:, *box]
         assert torch.equal(pixels, noisy)
-    assert not torch.equal(images_of(found), images_of(batch))
 
 
 def test_images_are_erased_before_they_are_mixed():
@@ -232,20 +227,20 @@ def test_resumed_training_is_identical(folder, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "flags", "message"), [
-    (remove_file("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
+    (remove_file("about.json"), "", "about.json is missing or damaged"),
     (replace_labels([0] * 24 + [3]), "", "or labels other than the 3 labels of about.json"),
     (None, "--arch linear_vit_rope --image-size 33", "--image-size 33 is not divisible by --patch-size 16"),
-    (None, "--arch linear_lm_rope", "--task image_classification requires an architecture of the family vit"),
+    (None, "--arch linear_lm_rope", "requires an architecture of the family vit"),
 ])  # fmt: skip
 def test_invalid_input(change, flags, message, folder, tmp_path):
     data = corrupted_copy(folder, tmp_path, change)
     assert_rejected(train(data, tmp_path / "save", *flags.split()), message, tmp_path / "save")
 
 
-def optimizer_of(model, **common):
+def optimizer_of():
     cfg = {"_name": NAME, "lr": [0.5], "weight_decay": 0.1, "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8}
     cfg |= {"use_old_adam": True, "fp16_adam_stats": False, "tpu": False}
-    return OmegaConf.create({"optimizer": cfg, "common": common, "optimization": {"update_freq": [1]}})
+    return OmegaConf.create(cfg)
 
 
 def test_only_matrices_decay():
@@ -254,7 +249,7 @@ def test_only_matrices_decay():
     with torch.no_grad():
         model.linear.bias.fill_(2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = optim.build_optimizer(optimizer_of(model).optimizer, model.parameters())
+    optimizer = optim.build_optimizer(optimizer_of(), model.parameters())
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()

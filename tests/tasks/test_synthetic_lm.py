@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from commands import assert_resumes, load_last_checkpoint
-from tiny import run_here, train_flags, train_here
+from tiny import train_flags, train_here
 
 import fairseq_lrpe.models  # noqa: F401  (registers the tasks)
 from fairseq_lrpe import load_model
@@ -79,11 +79,3 @@ def test_resumed_training_is_identical(tmp_path):
         return train("softmax_lm_rope", save, "--disable-validation", "--batch-size", 16, *flags)
 
     assert_resumes(run, tmp_path, (3, 6))
-
-
-def test_examples_are_printed():
-    shown = run_here(synthetic_lm.main, "index", "--count", 2, "--tokens-per-sample", 60, "--letters", 4)
-    lines = shown.stdout.splitlines()
-    task = task_of(problem="index", tokens_per_sample=60, letters=4)
-    task.load_dataset("train")
-    assert lines == [task.dataset("train").text(i) for i in (0, 1)] and len(lines[0]) == 61

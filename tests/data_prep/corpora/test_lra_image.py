@@ -51,7 +51,7 @@ def run(source, out, *more):
     return out / "bin"
 
 
-def test_published_batches(publish, tmp_path, capsys):
+def test_published_batches(publish, tmp_path):
     archive = write_tar(tmp_path / "cifar.tar.gz", batches())
     publish(lra_image.Cifar10("lra_image").facts, archive.read_bytes())
     prepare("lra_image", ["--out", tmp_path / "out"])
@@ -63,7 +63,6 @@ def test_published_batches(publish, tmp_path, capsys):
         assert np.abs(values(row) - grayscale(colors).ravel()).max() <= 1
     about = json.loads((folder / "about.json").read_text())
     assert about["shape"] == [32, 32] and about["pixels"] == {"mean": 122.6, "std": 61.0}
-    assert "published: train 45,000, valid 5,000, test 10,000" in capsys.readouterr().out
 
 
 def test_smaller_images_are_means_of_areas(tmp_path):
@@ -84,26 +83,11 @@ def test_images_are_interleaved_by_class(tmp_path):
     assert [label for _, label in classified(folder, "valid")] == CLASSES
     found = values(classified(folder, "train")[1])  # the first bee
     assert np.abs(found - grayscale(COLORS[3]).ravel()).max() <= 1
-    again = run(write_tar(tmp_path / "given.tar.gz", contents), tmp_path / "again")
-    assert classified(again, "train") == classified(folder, "train")
 
 
 class Evil:
     def __reduce__(self):
         return (os.system, ("touch evil",))
-
-
-def test_unreadable_images_are_skipped_and_listed(tmp_path, capsys):
-    whole = encode_image(COLORS[0], "PNG")
-    broken = {"0000.png": b"no picture", "00001.png": whole[:900], "00002.jpg": encode_image(COLORS[0])[:500]}
-    content = files() | {f"some/train/cow/{name}": content for name, content in broken.items()}
-    folder = run(write_files(tmp_path / "given", content), tmp_path / "out")
-    lines = (folder / "unreadable.txt").read_text().splitlines()
-    assert sorted(line.split(": ")[0] for line in lines) == sorted(f"train/cow/{name}" for name in broken)
-    assert "train/cow/0000.png: it is not a JPEG, PNG, PPM, BMP, TIFF or WEBP file" in lines
-    assert f"skipped: 3 unreadable images, see {folder / 'unreadable.txt'}" in capsys.readouterr().out
-    others = ["ant", "bee", "dog", "eel"]
-    assert [label for _, label in classified(folder, "train")] == [*others, *others, "cow"]
 
 
 def test_pickled_code_is_not_executed(tmp_path, monkeypatch):

@@ -118,10 +118,9 @@ def test_distribution_of_turns():
     assert [*near[0]] == [100 * y + x for y, x in heads]
 
 
-def test_prepared_images(tmp_path, capsys):
+def test_prepared_images(tmp_path):
     folder = tmp_path / "out" / "bin"
     prepare("pathfinder", ["--out", tmp_path / "out", *SMALL])
-    assert "rows: train 24, valid 8, test 8\nlabels: 0, 1\n" in capsys.readouterr().out
     assert json.loads((folder / "about.json").read_text()) == {
         "inputs": 1,
         "labels": ["0", "1"],
@@ -176,7 +175,6 @@ def test_invalid_published_images_are_errors(archive, tmp_path):
     Image.new("L", (9, 9)).save(folder / "imgs/10/sample_5.png")
     sentence = error_of("pathfinder", *words)
     assert f"{folder}/imgs/10/sample_5.png has (9, 9) pixels, but the first image has 8 per side" in sentence
-    assert "--window is for generated data" in error_of("pathfinder", *words, "--window", 16)
     (folder / "metadata/9.npy").write_text("imgs/9 sample_0.png 0 2\n")
     assert f"{folder}/metadata/9.npy row 1 is not a folder" in error_of("pathfinder", *words)
     assert not (tmp_path / "out").exists()

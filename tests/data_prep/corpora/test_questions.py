@@ -74,8 +74,6 @@ def test_one_file_is_split_by_paragraphs(file, tmp_path, capsys):
     assert "own.json: 12 questions are blank or have no answer and are skipped" in printed
     assert "rows: train 24, valid 9\n" in printed  # another paragraph would make it 27 and 12
     data = out / "bin"
-    assert f"ready: fairseq-train {data} --task question_generation --source-lang source" in printed
-    assert "word pieces learned from the training text, cased" in printed
     contexts = {split: lines(out, f"{split}.context") for split in SPLITS}
     assert not set(contexts["train"]) & set(contexts["valid"])
     assert contexts["valid"][0].startswith("In 1008 the Normans lived in town 8, far")
@@ -120,9 +118,7 @@ def test_long_texts_are_truncated(tmp_path, capsys):
     file = write_files(tmp_path, {"own.json": squad([paragraph(1), long])}) / "own.json"
     out = tmp_path / "out"
     prepare("squad", cut_flags(file, out, "--longest", "64", cut=(3, 3), pieces=("--pieces", 60)))
-    printed = capsys.readouterr().out
-    assert "own.json: 1 answers were moved from answer_start to their nearest" in printed
-    assert "valid: truncated 3 contexts, 1 answers and 1 questions" in printed
+    assert "valid: truncated 3 contexts, 1 answers and 1 questions" in capsys.readouterr().out
     found = rows(out / "bin", "valid")
     assert [len(source) for source, _ in found] == [64] * 3
     assert len(found[0][1]) == 50 and found[0][1][-1] == "</s>"
@@ -133,8 +129,7 @@ def test_chinese_is_split_into_characters(tmp_path, capsys):
     file = write_files(tmp_path, {"own.json": squad([chinese(i) for i in range(10, 20)])}) / "own.json"
     out = tmp_path / "out"
     prepare("cmrc2018", cut_flags(file, out, cut=(8, 2), pieces=("--pieces", 60)))
-    printed = capsys.readouterr().out
-    assert "own.json: 10 answers were moved from answer_start" in printed and "lower-cased" in printed
+    assert "own.json: 10 answers were moved from answer_start" in capsys.readouterr().out
     source, asked = rows(out / "bin", "train")[0]
     assert source[:5] == ["<s>", "北", "京", "人", "</s>"] and asked == [*"谁住在上海？", "</s>"]
     assert word_pieces.load(out / "bin").text(asked[:-1]) == lines(out, "train.question")[0] == "谁住在上海？"
@@ -147,18 +142,10 @@ def bert(folder, config=None, types=TYPES):
     return write_files(folder, files | ({"tokenizer_config.json": config} if config is not None else {}))
 
 
-@pytest.mark.parametrize(
-    ("config", "lowercase"),
-    [(None, True), (b'{"model_max_length": 512}', True), (b'{"do_lower_case": false}', False)],
-)
-def test_vocabulary_of_a_folder(config, lowercase, file, tmp_path, capsys):
+@pytest.mark.parametrize(("config", "lowercase"), [(None, True), (b'{"do_lower_case": false}', False)])
+def test_vocabulary_of_a_folder(config, lowercase, file, tmp_path):
     folder, out = bert(tmp_path / "bert", config), tmp_path / "out"
-    words = cut_flags(file, out, pieces=("--bert", folder))
-    prepare("squad", words)
-    assert (
-        f"{len(TYPES)} word pieces from {folder}, {'lower-cased' if lowercase else 'cased'}"
-        in capsys.readouterr().out
-    )
+    prepare("squad", cut_flags(file, out, pieces=("--bert", folder)))
     about = word_pieces.read_preparation(out / "bin")
     assert about["pieces_of"] == str(folder) and about["lowercase"] == lowercase
     assert (out / "bin" / "vocab.txt").read_bytes() == (folder / "vocab.txt").read_bytes()
@@ -195,7 +182,7 @@ def folder(tmp_path):
     return write_files(tmp_path / "given", made)
 
 
-def test_the_published_files_are_downloaded_or_from_a_folder(folder, publish, tmp_path, capsys):
+def test_the_published_files_are_downloaded_or_from_a_folder(folder, publish, tmp_path):
     for file in SOURCES["squad"]["versions"]["2.0"]["files"].values():
         publish(file, (folder / file["name"]).read_bytes())
     content = (folder / "test.json").read_bytes()
@@ -207,7 +194,6 @@ def test_the_published_files_are_downloaded_or_from_a_folder(folder, publish, tm
             assert lines(out, f"{split}.context")[0].startswith(f"In {first + 100 * k} the Normans")
             assert len(rows(out / "bin", split)) == 18
         assert (out / "text" / "test.question").exists() == (version == "du")
-    assert "rows: train 18, valid 18; published: train 86,821, valid 5,928\n" in capsys.readouterr().out
     assert len(publish.requests) == 4
 
 
@@ -216,8 +202,6 @@ def test_vocabulary_from_the_hub(file, tmp_path, monkeypatch):
     models["some/uncased"] = bert(tmp_path / "uncased")
 
     def download(name, file):
-        if name not in models:
-            raise ConnectionError("no such model\nmore")
         if not (models[name] / file).exists():
             raise EntryNotFoundError("404")
         return str(models[name] / file)
@@ -226,17 +210,14 @@ def test_vocabulary_from_the_hub(file, tmp_path, monkeypatch):
     assert [questions.published(name)[1] for name in models] == [False, True]
     prepare("squad", cut_flags(file, tmp_path / "out", pieces=()))
     assert word_pieces.read_preparation(tmp_path / "out" / "bin")["pieces_of"] == "bert-base-cased"
-    error = error_of("squad", *cut_flags(file, tmp_path / "none", pieces=("--bert", "some/none")))
-    assert "vocab.txt of some/none could not be downloaded (no such model): try again later" in error
 
 
 @pytest.mark.parametrize(
     ("content", "cut", "message"),
     [
-        (b'{"data": [{"paragraphs": [{"qas": []', (2, 1), "does not have SQuAD's format (JSONDecodeError"),
-        (b'{"data": [{"title": "a"}]}', (2, 1), "does not have SQuAD's format (KeyError('paragraphs'))"),
-        (squad([paragraph(i) for i in range(4)]), (10, 7), "has only 12 answerable questions, but --cut"),
-        (squad([paragraph(0)] * 2), (2, 1), "paragraph 1 has 6 questions, but --cut allows only 2"),
+        (b'{"data": [{"paragraphs": [{"qas": []', (2, 1), "does not have SQuAD's format"),
+        (squad([paragraph(i) for i in range(4)]), (10, 7), "has only 12 answerable questions"),
+        (squad([paragraph(0)] * 2), (2, 1), "paragraph 1 has 6 questions"),
     ],
 )
 def test_invalid_files_and_cuts_are_errors(content, cut, message, tmp_path):
@@ -245,16 +226,9 @@ def test_invalid_files_and_cuts_are_errors(content, cut, message, tmp_path):
     assert str(path) in error and message in error and not (tmp_path / "out").exists()
 
 
-def test_real_files_have_the_published_questions(published, capsys):
-    def count(name):
-        return sum(map(len, questions.paragraphs(published / name).values()))
-
-    assert count("cmrc2018/cmrc2018_dev.json") == 3219
-    assert "cmrc2018_dev.json: 3 answers were moved from answer_start" in capsys.readouterr().out
-    assert count("squad/dev-v2.0-half.json") == 2910
-    assert (
-        "dev-v2.0-half.json: 3,168 questions are blank or have no answer and are skipped"
-        in capsys.readouterr().out
-    )
-    assert count("squad/du-split-test-v1.1.json") == 11877
-    assert not capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("cmrc2018/cmrc2018_dev", 3219), ("squad/dev-v2.0-half", 2910), ("squad/du-split-test-v1.1", 11877)],
+)
+def test_real_files_have_the_published_questions(name, count, published):
+    assert sum(map(len, questions.paragraphs(published / f"{name}.json").values())) == count

@@ -25,8 +25,7 @@ def test_texts(tmp_path, capsys):
     rows = [("a good one", "gut"), ("a bad one", "sehr schlecht")]
     assert classified(folder, "train") == rows * 5
     assert classified(folder, "valid") == [("a bad <unk>", "sehr schlecht"), ("one good one", "gut")]
-    printed = capsys.readouterr().out
-    assert "rows: train 10, valid 2\nlabels: gut, sehr schlecht\nvocabulary: 8 types" in printed
+    assert "rows: train 10, valid 2\nlabels: gut, sehr schlecht" in capsys.readouterr().out
     few = run(tmp_path / "given", tmp_path / "few", "--train-rows", "8")
     assert classified(few, "train") == rows * 4
 
@@ -61,17 +60,11 @@ def test_pairs_and_a_test_set(tmp_path):
     ("change", "message"),
     [
         ({"train.input0.txt": b"a\n" * 9}, "train.input0.txt has 9 lines, but {}/train.label has 10"),
-        (
-            {**SECOND, "valid.input1.txt": b"a\n"},
-            "valid.input0.txt has 2 lines, but {}/valid.input1.txt has 1",
-        ),
         ({"valid.label": b"gut\n \n"}, "valid.label line 2 is empty: each text needs a label"),
-        ({"valid.label": None}, "valid.label is missing: --from in --help"),
         ({"valid.label": b"gut\ngood\n"}, "the valid set has the label 'good': the training set has gut"),
     ],
 )
 def test_invalid_files_are_errors(change, message, tmp_path):
-    contents = {name: content for name, content in {**ONE, **change}.items() if content is not None}
-    folder = write_files(tmp_path / "given", contents)
+    folder = write_files(tmp_path / "given", {**ONE, **change})
     sentence = error_of("sentences", "--from", folder, "--out", tmp_path / "out")
     assert message.format(folder) in sentence and not (tmp_path / "out").exists()

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from fairseq.data import Dictionary, data_utils
-from small_corpora import error_of, prepare
+from small_corpora import prepare
 
 from data_prep import parallel
 from data_prep.corpora import translation
@@ -31,14 +31,12 @@ SPLITS = {"train": PAIRS, "valid": PAIRS[::7], "test": PAIRS[::9]}
 SENTENCES = {
     "en": [
         "Prices rose by 3.5% to $1,200 (about €1,100).",
-        "The well-known U.S. company's shares fell -- again.",
         'He said: "I don\'t know!"',
         "Mr. Smith, aged 81, won't come; she'd better ask 漢字.",
     ],
     "de": [
         "Der 25-jährige Mann sagte: Das weiß ich nicht!",
         "Das kostet 1.200,50 CHF (am 3. Mai), z. B. in Zürich; ja?",
-        'Sie rief "Hallo" und ging.',
     ],
 }
 
@@ -73,10 +71,9 @@ def ascii_quotes(text):
     return re.sub("[„“]", '"', text)
 
 
-def test_pairs_are_prepared_for_translation(quick, tmp_path, capsys):
+def test_pairs_are_prepared_for_translation(quick, tmp_path):
     source, out = write_pairs(tmp_path / "given"), tmp_path / "out"
     multi30k(flags(source, out))
-    last = capsys.readouterr().out.splitlines()[-4:]
     data = out / "bin"
     for i, language in enumerate(("en", "de")):
         for split in ("valid", "test"):
@@ -88,14 +85,6 @@ def test_pairs_are_prepared_for_translation(quick, tmp_path, capsys):
     pairs = list(zip(decoded(data, "train", "en"), decoded(data, "train", "de"), strict=True))
     given = [(ascii_quotes(one), ascii_quotes(other)) for one, other in PAIRS]
     assert len(pairs) == kept > 20 and [pair for pair in given if pair in pairs] == pairs
-
-    sizes = [len(Dictionary.load(str(data / f"dict.{language}.txt"))) for language in ("en", "de")]
-    assert last[0].startswith(f"train: {kept} of 36 pairs kept")
-    assert last[1:] == [
-        "valid: 6 pairs, test: 4 pairs",
-        "vocabulary: en {} types, de {} types".format(*sizes),
-        f"ready: fairseq-train {data} --task translation --user-dir fairseq_lrpe ...",
-    ]
     names = {"tokenizer": "moses", "bpe": "subword_nmt"}
     preparation = json.loads((data / "preparation.json").read_text())
     assert preparation == {"source": "en", "target": "de", **names}
@@ -143,12 +132,8 @@ def test_uneven_and_long_training_pairs_are_removed(quick, tmp_path, capsys):
     assert "train: 36 of 40 pairs kept, 2 empty, 1 of uneven length, 1 too long\nvalid: 4 pairs" in printed
     assert len(decoded(tmp_path / "out" / "bin", "valid", "en")) == 4
 
-    write_pairs(source, {**SPLITS, "train": odd})
-    message = error_of("multi30k", *flags(source, tmp_path / "none"))
-    assert message.endswith("all training pairs are unusable: 2 empty, 1 of uneven length, 1 too long")
 
-
-def test_interrupted_preparation_resumes(tmp_path, interrupt, capsys):
+def test_interrupted_preparation_resumes(tmp_path, interrupt):
     """The files are named as Multi30k's, and one has no final newline."""
     source = write_pairs(tmp_path / "given", names=("train", "val", "test_2016_flickr"))
     path, out = source / "val.de", tmp_path / "out"
@@ -160,10 +145,6 @@ def test_interrupted_preparation_resumes(tmp_path, interrupt, capsys):
     multi30k(flags(source, out))  # with the command fairseq-preprocess itself
     assert (out / "text" / "codes").stat().st_mtime_ns == before
     assert decoded(out / "bin", "valid", "de") == [ascii_quotes(pair[1]) for pair in SPLITS["valid"]]
-
-    multi30k(flags(source, out))
-    assert f"already prepared: {out / 'bin'}" in capsys.readouterr().out
-    assert "was made with --bpe-types 60: use" in error_of("multi30k", *flags(source, out, types=70))
     (out / "codes").unlink()
     with pytest.raises(ValueError, match=r"codes.* is missing"):
         text_codec.load(out / "bin")
@@ -191,23 +172,15 @@ def archives(tmp_path, publish):
     return folder
 
 
-def test_wmt14_from_its_archives(archives, publish, quick, tmp_path, monkeypatch, capsys):
-    newstest = ["--valid", "newstest2013"]
+def test_wmt14_from_its_archives(archives, publish, quick, tmp_path):
     for name, source in (("copied", ["--from", archives]), ("downloaded", [])):
         out = tmp_path / name
-        wmt14([*source, "--out", out, "--bpe-types", 60, "--workers", 1, *newstest])
-        printed = capsys.readouterr().out
-        assert "types; the papers have en 40,480, de 42,720\nready: " in printed
+        wmt14([*source, "--out", out, "--bpe-types", 60, "--workers", 1, "--valid", "newstest2013"])
         for split, pairs in SPLITS.items():
             for i, language in enumerate(("en", "de")):
                 lines = (out / "text" / f"{split}.{language}").read_text().splitlines()
                 assert lines == [pair[i] for pair in pairs]
         assert not (out / "unpacked").exists()
-    sizes = re.search(r"vocabulary: en (\d+) types, de (\d+) types", printed)
-    expected = {"en": int(sizes[1]), "de": int(sizes[2])}
-    monkeypatch.setitem(translation.Translation("wmt14_en_de").facts, "vocabulary", expected)
-    wmt14(["--out", out, "--bpe-types", 60, *newstest])
-    assert "types, as in the papers\n" in capsys.readouterr().out
     assert len(publish.requests) == 8  # a missing mirror for each archive
 
 
@@ -221,8 +194,7 @@ def test_every_hundredth_training_pair_is_for_validation(archives, quick, tmp_pa
 
     monkeypatch.setattr(translation, "verdict", verdict)
     out = tmp_path / "out"
-    again = ["--out", out, "--bpe-types", 60, "--workers", 1]
-    wmt14(["--from", archives, *again])
+    wmt14(["--from", archives, "--out", out, "--bpe-types", 60, "--workers", 1])
     held, left = PAIRS[4::5], [pair for i, pair in enumerate(PAIRS, 1) if i % 5]
     for i, language in enumerate(("en", "de")):
         for split, pairs in (("train", left), ("valid", held), ("test", SPLITS["test"])):
@@ -233,6 +205,3 @@ def test_every_hundredth_training_pair_is_for_validation(archives, quick, tmp_pa
         assert 0 < len(kept) < len(held) and decoded(out / "bin", "valid", language) == kept
         assert len(decoded(out / "bin", "test", language)) == len(SPLITS["test"])
     assert f"valid: {len(kept)} pairs, test: 4 pairs" in capsys.readouterr().out
-
-    other = error_of("wmt14_en_de", "--from", archives, *again, "--valid", "newstest2013")
-    assert f"{out / 'text'} was made without --valid: use the same" in other
