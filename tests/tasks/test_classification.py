@@ -148,7 +148,7 @@ def inputs_of(dataset, dictionary):
 def test_commands(kind, flags, folders, tmp_path):
     """fairseq-validate reports the accuracy of the predictions, which are those of load_model."""
     done = train(
-        folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split(), "--max-update", 20
+        folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split(), "--max-update", 200
     )
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / "save/checkpoint_last.pt"
