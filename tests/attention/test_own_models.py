@@ -161,8 +161,10 @@ def test_positions_of_each_row_match_single_pairs(name, options, causal):
         i, j = int(at_q[b, n]), int(at_k[b, m])
         if i >= j or not causal:
             assert_same(found[b, :, n, m], score(encoding, q[b, :, n], k[b, :, m], i, j))
-    empty = encoded(encoding, q[:0], k[:0], at_q[:0], at_k[:0], functions=functions)
-    assert (empty[0] @ empty[1].mT + empty[2]).shape == (0, H, 3, 5)
+    for queries, keys in ((q[:0], k[:0]), (q[:, :, :0], k)):
+        positions = at_q[: len(queries), : queries.size(2)], at_k[: len(keys)]
+        empty_q, empty_k, bias = encoded(encoding, queries, keys, *positions, functions=functions)
+        assert (empty_q @ empty_k.mT + bias).shape == (*queries.shape[:3], 5)
     shared = encoded(encoding, q, k, at_q[:1], at_k[0], functions=functions)
     assert_same(shared[0][0], of_q[0])
     assert_same(shared[1][0], of_k[0])

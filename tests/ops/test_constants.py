@@ -21,8 +21,9 @@ from fairseq_lrpe.positions import POSITIONS, build_position
 
 E, H, L = 32, 4, 9
 # One module for each use of a constant.
-USERS = {name: {} for name in ("rope", "t5", "spe", "conv_spe", "liere", "retnet")}
+USERS = {name: {} for name in ("rope", "t5", "spe", "liere", "retnet")}
 USERS["lrpe"] = {"core": "mixed", "rotation": "odd_even"}
+USERS["conv_spe"] = {"kernel_size": 70}
 
 
 def build(name, heads=H, **options):
@@ -142,6 +143,7 @@ def modules():
     """
     for name, cls in ENCODINGS.items():
         options = {"causal": not cls.bidirectional, "max_positions": 64}
+        options |= USERS["conv_spe"] if name == "conv_spe" else {}
         yield lambda n=name, o=options: SoftmaxAttention(E, H, n, **o).eval()
         if cls.decomposable:
             yield lambda n=name, o=options: LinearAttention(E, H, n, **o | {"causal": True}).eval()
