@@ -141,14 +141,14 @@ def inputs_of(dataset, dictionary):
 
 
 @pytest.mark.parametrize("kind, flags", [
-    ("one", "--pooling first --encoder-norm layer"),
+    ("one", "--pooling max --encoder-norm layer"),
     ("two", "--pairs apart"),
     ("pictures", "--pixels embedding --token-positions learned"),
 ])  # fmt: skip
 def test_commands(kind, flags, folders, tmp_path):
     """fairseq-validate reports the accuracy of the predictions, which are those of load_model."""
     done = train(
-        folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split(), "--max-update", 200
+        folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split(), "--max-update", 40
     )
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / "save/checkpoint_last.pt"
