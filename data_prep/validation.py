@@ -15,7 +15,7 @@ def check_text(path: Path) -> int:
         UserError: If the file is missing, blank, or not UTF-8.
     """
     if not path.is_file():
-        raise UserError(f"{path} is missing: --from in --help says what is expected")
+        raise UserError(f"{path} is missing: `--help` describes the files that --from expects")
     count, blank = 0, True
     for line in progress(read_lines(path), f"checking {path.name}", "lines"):
         count += 1
@@ -28,14 +28,14 @@ def check_text(path: Path) -> int:
 def usable_rows(
     lines: Iterable, parse: Callable, name: object, start: int = 1, limit: int | None = None, required=False
 ) -> Iterator:
-    """Yields ``parse(line)`` for the lines of a file, except those for which it raises a UserError.
+    """Yields ``parse(line)`` for the lines of a file, except those for which it raises a ValueError.
 
     The number of lines that are left out is printed, with the first error, such as "has 3 fields instead of
     6". ``start`` is the number of the first line, ``limit`` the maximum number of rows.
 
     Raises:
-        UserError: At the end, if most lines are broken, or any and all are ``required``, or if there are no
-            rows.
+        UserError: At the end, if no row is left, if more lines are broken than usable, or if a line is broken
+            and all are ``required``.
     """
     kept, broken, first = 0, 0, ""
     for number, line in enumerate(lines, start):

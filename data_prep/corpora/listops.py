@@ -107,7 +107,10 @@ def arguments(node: np.ndarray) -> np.ndarray:
 
 
 def serialize(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[bytes, int]]:
-    """Returns the expressions with these (random numbers of nodes, whether they are operators) per level."""
+    """Returns (symbols, value) of each expression.
+
+    ``levels`` has, for each depth, the nodes' random numbers and whether they are operators.
+    """
     values, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # of the subtrees, by level
     for node, operator in reversed(levels):
         value, size = node % 10, np.ones_like(node)

@@ -11,7 +11,11 @@ from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe compare", __doc__, "RUN RUN [options]")
     parser.add_argument(
-        "runs", nargs=2, type=abs_path, metavar="RUN", help="folder of a run, or of its seeds"
+        "runs",
+        nargs=2,
+        type=abs_path,
+        metavar="RUN",
+        help="folder of one run, seed-1 for example, or that of all its seeds",
     )
     text = "output format (default: a text table on a terminal, and Markdown otherwise)"
     parser.add_argument("--format", choices=("markdown", "latex"), help=text)

@@ -1,4 +1,4 @@
-"""Continue, translate or question text with a trained model, given as a run's folder or a checkpoint file.
+"""Continue or translate text, or generate questions, with the model of a run or a checkpoint file.
 
 A language model continues each prompt, or each line of standard input if there is no --prompt. The text is
 printed while it is sampled. A translation model translates each line of standard input. A question generator

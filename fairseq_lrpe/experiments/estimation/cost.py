@@ -295,7 +295,7 @@ def _nll(log_probs):
 
 
 class MetaNumbers(TorchDispatchMode):
-    """Makes every number that is read from the meta device 0."""
+    """Returns 0 for every number that is read from a tensor on the meta device, which has no values."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is aten._local_scalar_dense.default and args[0].is_meta:

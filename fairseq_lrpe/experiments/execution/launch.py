@@ -22,10 +22,14 @@ OWN_FLAGS = """
 
 
 def add_machine_flags(parser: ArgumentParser) -> None:
-    text = "GPUs per node, or with --cpu the number of processes (default: all GPUs)"
+    text = "GPUs per node, or with --cpu the number of processes (default: all GPUs, divided among --jobs)"
     parser.add_argument("--gpus", type=min_int(1), help=text)
     parser.add_argument("--cpu", action="store_true", help="train on the CPU")
-    parser.add_argument("--precision", choices=PRECISIONS, help="default: fp16 on GPUs, fp32 on the CPU")
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="precision of training (default: fp16 on GPUs, fp32 on the CPU)",
+    )
     text = "number of machines of each run (default: %(default)s)"
     parser.add_argument("--nodes", type=min_int(1), default=1, help=text)
     add_results_flag(parser)
