@@ -2,9 +2,9 @@ import sys
 from unittest.mock import patch
 
 import pytest
-import tiny
 import torch
-from forks import Forks
+from support import tiny
+from support.forks import Forks
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from pairwise_scores import all_scores
-from tensor_sizes import TensorSizes
-from tensors import assert_same, with_gradients
+from support.pairwise_scores import all_scores
+from support.tensor_sizes import TensorSizes
+from support.tensors import assert_same, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.fairseq_adapter import build_attention

@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from tiny import BIN, PLUGIN, REPOSITORY, run_command
+from support.tiny import BIN, PLUGIN, REPOSITORY, run_command
 
 from fairseq_lrpe.encodings import ENCODINGS
 
@@ -23,7 +23,7 @@ PACKAGES = {  # {module: name of the package that contains it, if it differs}
 }
 COMMANDS = set("pytest-xdist ruff ipykernel mkdocs mkdocs-material mkdocstrings-python".split())
 """Packages of the extra "test" that are not imported."""
-OURS = {"fairseq_lrpe", "data_prep", *(path.stem for path in (REPOSITORY / "tests").rglob("*.py"))}
+OURS = {"fairseq_lrpe", "data_prep", "support", *(path.stem for path in (REPOSITORY / "tests").rglob("*.py"))}
 
 
 def imports(path):

@@ -2,7 +2,7 @@
 
 import re
 
-from tiny import REPOSITORY
+from support.tiny import REPOSITORY
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments, method_flags
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tiny import REPOSITORY
+from support.tiny import REPOSITORY
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

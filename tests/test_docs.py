@@ -15,10 +15,10 @@ from argparse import ArgumentParser
 from unittest.mock import patch
 
 import pytest
-from documents import block, blocks, commands
+from support.documents import block, blocks, commands
+from support.tiny import BIN, REPOSITORY, run_here, write_text
 from test_dependencies import declared
 from test_wheel import WHEEL
-from tiny import BIN, REPOSITORY, run_here, write_text
 
 from fairseq_lrpe.cli import main
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import BIN, run_command
+from support.tiny import BIN, run_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are only used on Linux")
 

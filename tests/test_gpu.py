@@ -9,8 +9,8 @@ import os
 
 import pytest
 import torch
-from linear_results import random_inputs, results
-from tensors import randn, with_gradients
+from support.linear_results import random_inputs, results
+from support.tensors import randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS

@@ -6,7 +6,7 @@ import shutil
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from tiny import REPOSITORY
+from support.tiny import REPOSITORY
 
 PATH = REPOSITORY / "docs/compare_encodings.ipynb"
 NO_LIMIT = 10**6  # seconds until the kernel has started

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from tiny import BIN, REPOSITORY
+from support.tiny import BIN, REPOSITORY
 
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.positions import POSITIONS

@@ -6,7 +6,7 @@ import subprocess
 import zipfile
 
 import pytest
-from tiny import BIN, REPOSITORY
+from support.tiny import BIN, REPOSITORY
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
-from tensors import assert_same, with_gradients
+from support.tensors import assert_same, with_gradients
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention.fairseq_adapter import (

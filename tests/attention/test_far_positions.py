@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tensor_sizes import TensorSizes
+from support.tensor_sizes import TensorSizes
 
 from fairseq_lrpe.attention import LinearAttention, apply_encoding
 from fairseq_lrpe.encodings import ENCODINGS, Context, Encoding, build_encoding

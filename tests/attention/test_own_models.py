@@ -7,10 +7,10 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from documents import block
-from pairwise_scores import all_scores
-from tensors import assert_same, randn, with_gradients
-from tiny import REPOSITORY
+from support.documents import block
+from support.pairwise_scores import all_scores
+from support.tensors import assert_same, randn, with_gradients
+from support.tiny import REPOSITORY
 from torch import nn
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding, attention_bias

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tensor_sizes import TensorSizes
-from tensors import assert_same, randn, with_gradients
+from support.tensor_sizes import TensorSizes
+from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 

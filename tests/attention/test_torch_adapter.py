@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from tensors import assert_same, randn
+from support.tensors import assert_same, randn
 from torch import nn
 
 from fairseq_lrpe.attention import (

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 import torch
-from labelled_data import random_texts, write_text_dataset
-from tiny import REPOSITORY, run_here
+from support.labelled_data import random_texts, write_text_dataset
+from support.tiny import REPOSITORY, run_here
 
 from fairseq_lrpe.benchmarks import figures
 from fairseq_lrpe.benchmarks.figures import scores_by_distance, weights_by_distance

@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 import pytest
-from tiny import run_here
+from support.tiny import run_here
 
 from fairseq_lrpe.benchmarks import linear_attention
 

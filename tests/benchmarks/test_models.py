@@ -5,7 +5,7 @@ from argparse import Namespace
 
 import pytest
 import torch
-from tiny import run_here
+from support.tiny import run_here
 
 from fairseq_lrpe.benchmarks import generate, measurement, train
 from fairseq_lrpe.benchmarks.train import parse_flags

@@ -10,7 +10,7 @@ import torch
 from fairseq import checkpoint_utils, tasks
 from fairseq.data import data_utils
 from omegaconf import OmegaConf
-from tiny import run_here
+from support.tiny import run_here
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.cli import evaluate, train

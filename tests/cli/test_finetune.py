@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from scipy.stats import pearsonr
-from tiny import REPOSITORY, preprocess
+from support.tiny import REPOSITORY, preprocess
 
 from fairseq_lrpe.cli import finetune, train
 

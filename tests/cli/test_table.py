@@ -6,7 +6,7 @@ import time
 from argparse import Namespace
 
 import pytest
-from tiny import pretend_gpus, run_command, run_here
+from support.tiny import pretend_gpus, run_command, run_here
 
 from fairseq_lrpe.cli import table as table_command
 from fairseq_lrpe.experiments.definition.experiment import Experiment

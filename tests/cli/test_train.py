@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 import torch
-from tiny import BIN, REPOSITORY, run_here
+from support.tiny import BIN, REPOSITORY, run_here
 
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.execution import run_directory, runner

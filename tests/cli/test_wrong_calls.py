@@ -10,7 +10,7 @@ import json
 
 import pytest
 import torch
-from tiny import run_here
+from support.tiny import run_here
 
 from fairseq_lrpe.cli import COMMANDS, classify, evaluate, finetune, generate, table, train
 from fairseq_lrpe.cli import main as lrpe

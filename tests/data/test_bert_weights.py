@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import build_model, dictionary_of, task_of
+from support.tiny_models import build_model, dictionary_of, task_of
 from transformers import BertConfig, BertModel
 
 from fairseq_lrpe.data import bert_weights, word_pieces

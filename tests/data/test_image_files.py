@@ -4,8 +4,8 @@ import io
 
 import numpy as np
 import pytest
-from image_files import encode_image
 from PIL import Image
+from support.image_files import encode_image
 
 from fairseq_lrpe.data.image_files import convert, decode, find_images
 

@@ -1,7 +1,7 @@
 """Tokenization of lines of text, and streamed detokenization."""
 
 import pytest
-from tiny import write_byte_pairs
+from support.tiny import write_byte_pairs
 
 from data_prep.text_corpus import learn_pieces
 from fairseq_lrpe.data import classified_text, line_codec

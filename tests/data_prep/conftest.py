@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tiny import REPOSITORY, preprocess, write_byte_pairs
+from support.tiny import REPOSITORY, preprocess, write_byte_pairs
 
 # data_prep is not installed; local_server and small_corpora are in this folder.
 sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent), str(Path(__file__).parent / "corpora")]

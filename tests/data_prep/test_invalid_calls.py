@@ -7,7 +7,7 @@ import json
 
 import pytest
 from small_corpora import SPLITS, write_files
-from tiny import run_here, write_text
+from support.tiny import run_here, write_text
 
 from data_prep import prepare as command
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from pairwise_scores import SHAPES, D, H, all_scores, position_scores, random_encoding
-from tensors import assert_same, randn, with_gradients
+from support.pairwise_scores import SHAPES, D, H, all_scores, position_scores, random_encoding
+from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import Context, fire

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from pairwise_scores import D, H, all_scores, random_encoding
-from tensors import assert_same, randn, with_gradients
+from support.pairwise_scores import D, H, all_scores, random_encoding
+from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from pairwise_scores import D, H, random_encoding
-from tensors import assert_same, randn
+from support.pairwise_scores import D, H, random_encoding
+from support.tensors import assert_same, randn
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.ops import linear_attention

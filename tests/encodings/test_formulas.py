@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pairwise_scores import SHAPES, D, H, all_scores, check_scores, pairwise_matrix, products, random_encoding
-from tensors import assert_same, randn, with_gradients
+from support.pairwise_scores import (
+    SHAPES,
+    D,
+    H,
+    all_scores,
+    check_scores,
+    pairwise_matrix,
+    products,
+    random_encoding,
+)
+from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.ops import linear_attention

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from pairwise_scores import pairwise_matrix, products, random_encoding
-from tensors import assert_same, randn, with_gradients
+from support.pairwise_scores import pairwise_matrix, products, random_encoding
+from support.tensors import assert_same, randn, with_gradients
 
 MAX_POSITIONS = 40
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from pairwise_scores import D, H, products, random_encoding
-from tensors import assert_same, randn
+from support.pairwise_scores import D, H, products, random_encoding
+from support.tensors import assert_same, randn
 
 from fairseq_lrpe.encodings import Context, build_encoding
 from fairseq_lrpe.ops.position_index import PositionIndex

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import test_contract
 import torch
-from documents import block
+from support.documents import block
+from support.tiny import BIN, REPOSITORY, train_flags
 from test_contract import Case
-from tiny import BIN, REPOSITORY, train_flags
 
 from fairseq_lrpe.encodings import ENCODINGS, START, Encoding
 from fairseq_lrpe.encodings.rope import RoPE

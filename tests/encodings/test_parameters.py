@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from pairwise_scores import all_scores
-from tensors import assert_same, randn
+from support.pairwise_scores import all_scores
+from support.tensors import assert_same, randn
 
 from fairseq_lrpe.encodings import (
     ENCODINGS,

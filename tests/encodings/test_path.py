@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from pairwise_scores import D, H, random_encoding
-from tensors import assert_same, randn, with_gradients
+from support.pairwise_scores import D, H, random_encoding
+from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.ops import reflections

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from pairwise_scores import products, random_encoding
-from tensors import assert_same, randn, with_gradients
+from support.pairwise_scores import products, random_encoding
+from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import Context, build_encoding

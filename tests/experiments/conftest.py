@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tiny import run_command, run_here
+from support.tiny import run_command, run_here
 
 from fairseq_lrpe.cli.train import main
 

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 import torch
-from commands import assert_same_weights, load_last_checkpoint
 from fairseq import checkpoint_utils
 from omegaconf import DictConfig
+from support.commands import assert_same_weights, load_last_checkpoint
 
 from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
 

@@ -3,10 +3,10 @@
 import io
 import re
 
-import commands
 import pytest
-from commands import EVALUATIONS, assert_error, sizes
-from tiny import PLUGIN, preprocess, run_here, train_flags, train_here
+from support import commands
+from support.commands import EVALUATIONS, assert_error, sizes
+from support.tiny import PLUGIN, preprocess, run_here, train_flags, train_here
 
 SKIP = "--skip-invalid-size-inputs-valid-test"
 LINES = "--task language_modeling --sample-break-mode eos"

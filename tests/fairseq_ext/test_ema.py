@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from commands import assert_same_weights, load_last_checkpoint
 from fairseq.checkpoint_utils import save_ema_as_checkpoint
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema import build_ema
 from fairseq_cli import eval_lm
-from tiny import PLUGIN, run_here
-from tiny_models import build_small
+from support.commands import assert_same_weights, load_last_checkpoint
+from support.tiny import PLUGIN, run_here
+from support.tiny_models import build_small
 
 ARCHITECTURES = {
     "linear_lm_per": {"share_decoder_input_output_embed": True},  # integer buffers and tied weights

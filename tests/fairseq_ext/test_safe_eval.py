@@ -7,12 +7,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import commands
 import pytest
 import torch
-from commands import EVALUATIONS, evaluation_flags, sizes
 from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
-from tiny import PLUGIN, run_command, run_here
+from support import commands
+from support.commands import EVALUATIONS, evaluation_flags, sizes
+from support.tiny import PLUGIN, run_command, run_here
 
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.experiments.inference import evaluate_synthetic

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_models import ONE_PER_ENCODING, architectures, build_model, check_registered, task_of
+from support.tiny_models import ONE_PER_ENCODING, architectures, build_model, check_registered, task_of
 
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 import torch
-from commands import EVALUATIONS, assert_error, assert_rejected, evaluation_flags
 from fairseq_cli import interactive
-from tiny import run_here, train_flags, train_here
+from support.commands import EVALUATIONS, assert_error, assert_rejected, evaluation_flags
+from support.tiny import run_here, train_flags, train_here
 
 
 @pytest.mark.parametrize(("arch", "flags", "message"), [

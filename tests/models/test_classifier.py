@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.data import Dictionary
-from tensors import assert_same, randn
-from tiny import REPOSITORY
-from tiny_models import EOS, PAD, architectures, build_model, dictionary_of, task_of
+from support.tensors import assert_same, randn
+from support.tiny import REPOSITORY
+from support.tiny_models import EOS, PAD, architectures, build_model, dictionary_of, task_of
 
 from fairseq_lrpe.models.classifier import TokenBatchNorm
 

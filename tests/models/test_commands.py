@@ -6,9 +6,9 @@ import re
 
 import pytest
 import torch
-from commands import EVALUATIONS, generated_lines, validated
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from tiny import BIN, PLUGIN, run_command, run_here, train_flags
+from support.commands import EVALUATIONS, generated_lines, validated
+from support.tiny import BIN, PLUGIN, run_command, run_here, train_flags
 
 ARCHITECTURES = ("linear_lm_tmlr_type1", "softmax_lm_rope")
 GENERATION = (

@@ -1,6 +1,6 @@
 """A user's plugin adds an encoding with one class and one METHODS row."""
 
-from tiny import PLUGIN, REPOSITORY, run_command, train_flags
+from support.tiny import PLUGIN, REPOSITORY, run_command, train_flags
 
 MINE = """
 import sys

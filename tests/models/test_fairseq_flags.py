@@ -7,8 +7,8 @@ import pytest
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
-from tiny import REPOSITORY
-from tiny_models import build_small
+from support.tiny import REPOSITORY
+from support.tiny_models import build_small
 
 from fairseq_lrpe.methods import FAIRSEQ_ARCHITECTURES
 

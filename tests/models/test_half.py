@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from commands import load_last_checkpoint
 from fairseq import utils
+from support.commands import load_last_checkpoint
 
 from fairseq_lrpe.fairseq_ext.patches import _norm_of_each_dtype
 from fairseq_lrpe.models import register

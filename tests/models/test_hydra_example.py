@@ -4,7 +4,7 @@ import json
 
 import torch
 from omegaconf import OmegaConf
-from tiny import REPOSITORY, run_command
+from support.tiny import REPOSITORY, run_command
 
 SMALL = "common.cpu=true task.tokens_per_sample=32 model.decoder_layers=1 model.decoder_embed_dim=32 "
 SMALL += "model.decoder_ffn_embed_dim=64 model.decoder_attention_heads=4 optimization.max_update=2"

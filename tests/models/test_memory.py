@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pairwise_scores import all_scores
-from tensors import assert_same
-from tiny_models import ONE_PER_ENCODING, architectures, build_model, dictionary_of
+from support.pairwise_scores import all_scores
+from support.tensors import assert_same
+from support.tiny_models import ONE_PER_ENCODING, architectures, build_model, dictionary_of
 
 from fairseq_lrpe.attention import AttentionState
 from fairseq_lrpe.encodings import ENCODINGS, Context

@@ -4,8 +4,8 @@ import pytest
 import torch
 from fairseq import utils
 from fairseq.sequence_generator import SequenceGenerator
-from tensors import assert_same, randn
-from tiny_models import BOS, EOS, PAD, architectures, build_model, dictionary_of, task_of
+from support.tensors import assert_same, randn
+from support.tiny_models import BOS, EOS, PAD, architectures, build_model, dictionary_of, task_of
 
 ARCHS = architectures("question_generator")
 

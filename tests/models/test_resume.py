@@ -5,9 +5,9 @@ import subprocess
 import time
 
 import pytest
-from commands import assert_error, assert_same_weights, load_last_checkpoint, train_in_two_processes
 from fairseq.trainer import Trainer
-from tiny import BIN, REPOSITORY, train_flags
+from support.commands import assert_error, assert_same_weights, load_last_checkpoint, train_in_two_processes
+from support.tiny import BIN, REPOSITORY, train_flags
 
 
 @pytest.mark.slow

@@ -5,14 +5,14 @@ from argparse import Namespace
 
 import pytest
 import torch
-from commands import SHORT_TRAINING, assert_error, load_last_checkpoint, sizes, validated
-from documents import block
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
-from tensors import assert_same
-from tiny import preprocess, run_here, train_here, write_byte_pairs
-from tiny_models import PAD, SIZES, architectures, build_model, check_registered, task_of
+from support.commands import SHORT_TRAINING, assert_error, load_last_checkpoint, sizes, validated
+from support.documents import block
+from support.tensors import assert_same
+from support.tiny import preprocess, run_here, train_here, write_byte_pairs
+from support.tiny_models import PAD, SIZES, architectures, build_model, check_registered, task_of
 
 from fairseq_lrpe import load_model
 from fairseq_lrpe.cli import classify

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tensor_sizes import TensorSizes
-from tensors import assert_same
-from tiny_models import EOS, PAD, architectures, build_model, dictionary_of, task_of
+from support.tensor_sizes import TensorSizes
+from support.tensors import assert_same
+from support.tiny_models import EOS, PAD, architectures, build_model, dictionary_of, task_of
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.models.encoder_decoder import SinusoidalPositions

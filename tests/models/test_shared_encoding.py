@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from commands import assert_error, load_last_checkpoint
 from fairseq_cli import eval_lm
-from tensors import assert_same
-from tiny import run_here
-from tiny_models import build_small
+from support.commands import assert_error, load_last_checkpoint
+from support.tensors import assert_same
+from support.tiny import run_here
+from support.tiny_models import build_small
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention
 

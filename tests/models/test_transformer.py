@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from fairseq.sequence_generator import SequenceGenerator
-from tiny_models import EOS, PAD, SIZES, architectures, build_model, dictionary_of, task_of
+from support.tiny_models import EOS, PAD, SIZES, architectures, build_model, dictionary_of, task_of
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
 from fairseq_lrpe.config import TOKEN_POSITIONS

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tensors import assert_same, randn
-from tiny_models import architectures, build_model, task_of
+from support.tensors import assert_same, randn
+from support.tiny_models import architectures, build_model, task_of
 
 ARCHS = [*architectures("vit", bidirectional=True), "linear_vit_rope_mixed", "softmax_vit_liere"]
 PAPER = {"embed_dim": 384, "ffn_embed_dim": 1536, "layers": 12, "attention_heads": 6}

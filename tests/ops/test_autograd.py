@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from pairwise_scores import all_scores
-from tensors import assert_same, randn
+from support.pairwise_scores import all_scores
+from support.tensors import assert_same, randn
 from torch.func import grad, hessian, jvp, vmap
 
 from fairseq_lrpe.encodings.cope import CoPE

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensors import assert_same, randn, with_gradients
+from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
 

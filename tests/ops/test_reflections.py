@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tensors import assert_same, randn, with_gradients
+from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.ops import reflections
 from fairseq_lrpe.ops.reflections import ReflectedKeys

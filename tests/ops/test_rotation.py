@@ -5,7 +5,7 @@ from decimal import Decimal, localcontext
 
 import pytest
 import torch
-from tensors import assert_same, randn
+from support.tensors import assert_same, randn
 
 from fairseq_lrpe.ops import rotation
 from fairseq_lrpe.ops.rotation import cached_phases, complex_features, phases, rotate_pairs

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from tensors import assert_same, with_gradients
+from support.tensors import assert_same, with_gradients
 
 from fairseq_lrpe.positions import build_position
 

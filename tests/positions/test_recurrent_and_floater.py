@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tensors import assert_same, with_gradients
+from support.tensors import assert_same, with_gradients
 from torch import nn
 
 from fairseq_lrpe.positions import build_position

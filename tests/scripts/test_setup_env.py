@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from tiny import REPOSITORY
+from support.tiny import REPOSITORY
 
 pytestmark = pytest.mark.slow
 PYTHON = os.path.realpath(sys.executable)

@@ -2,17 +2,17 @@
 
 import json
 
-import commands
 import numpy as np
 import pytest
 import torch
-from commands import assert_error, assert_resumes, validated
-from corrupt_files import corrupted_copy, replace_labels
 from hypothesis import given
 from hypothesis import strategies as st
-from labelled_data import WORDS, write_gray_image_dataset, write_text_dataset
 from PIL import Image
-from tiny import run_here
+from support import commands
+from support.commands import assert_error, assert_resumes, validated
+from support.corrupt_files import corrupted_copy, replace_labels
+from support.labelled_data import WORDS, write_gray_image_dataset, write_text_dataset
+from support.tiny import run_here
 
 from fairseq_lrpe import load_model
 from fairseq_lrpe.cli import classify

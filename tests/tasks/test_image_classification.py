@@ -2,16 +2,16 @@
 
 import math
 
-import commands
 import numpy as np
 import pytest
 import torch
-from commands import assert_rejected, assert_resumes, validated
-from corrupt_files import corrupted_copy, remove_file, replace_labels
 from fairseq import optim
 from fairseq.logging import metrics
-from image_files import MeanColor, colored_image, write_image_dataset
 from omegaconf import OmegaConf
+from support import commands
+from support.commands import assert_rejected, assert_resumes, validated
+from support.corrupt_files import corrupted_copy, remove_file, replace_labels
+from support.image_files import MeanColor, colored_image, write_image_dataset
 
 import fairseq_lrpe.models  # noqa: F401  (registers the tasks)
 from fairseq_lrpe.data.image_files import decode

@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 import pytest
-from commands import assert_error, assert_same_weights, generated_lines
 from fairseq_cli import eval_lm, generate, interactive, validate
-from tiny import PLUGIN, run_here, train_flags, train_here
+from support.commands import assert_error, assert_same_weights, generated_lines
+from support.tiny import PLUGIN, run_here, train_flags, train_here
 
 from fairseq_lrpe.tasks.memory_lm import SegmentDataset, read_tokens
 

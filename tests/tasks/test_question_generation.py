@@ -3,14 +3,14 @@
 import io
 import shutil
 
-import commands
 import pytest
 import torch
-from commands import assert_error, load_last_checkpoint, validated
-from corrupt_files import corrupted_copy, remove_file
 from fairseq_cli import generate, interactive, validate
-from question_data import prepare_questions
-from tiny import PLUGIN, run_command, run_here
+from support import commands
+from support.commands import assert_error, load_last_checkpoint, validated
+from support.corrupt_files import corrupted_copy, remove_file
+from support.question_data import prepare_questions
+from support.tiny import PLUGIN, run_command, run_here
 from transformers import BertConfig, BertModel
 
 from fairseq_lrpe import load_model

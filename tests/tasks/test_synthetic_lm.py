@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from commands import assert_resumes, load_last_checkpoint
-from tiny import train_flags, train_here
+from support.commands import assert_resumes, load_last_checkpoint
+from support.tiny import train_flags, train_here
 
 import fairseq_lrpe.models  # noqa: F401  (registers the tasks)
 from fairseq_lrpe import load_model

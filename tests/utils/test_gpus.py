@@ -5,9 +5,9 @@ from argparse import Namespace
 from importlib import import_module
 
 import pytest
-import tiny
 import torch
 from fairseq import options
+from support import tiny
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention
 from fairseq_lrpe.encodings import build_encoding

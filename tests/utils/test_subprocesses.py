@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from tiny import BIN, REPOSITORY
+from support.tiny import BIN, REPOSITORY
 
 from fairseq_lrpe.utils import subprocesses
 

@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 from fairseq.data.indexed_dataset import MMapIndexedDataset
-from image_files import colored_image
 from PIL import Image
 from scipy.io import savemat
 from small_corpora import contents, error_of, prepare, write_files, write_tar, write_zip
+from support.image_files import colored_image
 
 from data_prep.corpora import image_folders
 from data_prep.corpora.image_folders import DEVKIT, TRAIN, VALID

@@ -6,8 +6,8 @@ import pickle
 
 import numpy as np
 import pytest
-from image_files import encode_image
 from small_corpora import SPLITS, classified, prepare, write_files, write_tar
+from support.image_files import encode_image
 
 from data_prep.corpora import lra_image
 

@@ -8,7 +8,7 @@ import pytest
 from fairseq.data import Dictionary, data_utils
 from huggingface_hub.errors import EntryNotFoundError
 from small_corpora import error_of, prepare, write_files
-from tiny import BIN
+from support.tiny import BIN
 
 from data_prep.corpora import questions
 from data_prep.fetch import SOURCES

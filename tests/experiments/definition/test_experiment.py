@@ -5,7 +5,7 @@ import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from tiny_models import dictionary_of
+from support.tiny_models import dictionary_of
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.experiments.definition import experiment as experiments

@@ -2,7 +2,7 @@
 
 import pytest
 from omegaconf import OmegaConf
-from tiny import REPOSITORY
+from support.tiny import REPOSITORY
 
 from fairseq_lrpe.config import option_flag
 from fairseq_lrpe.encodings import ENCODINGS, encoding_options

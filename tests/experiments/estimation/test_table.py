@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tiny import run_here
+from support.tiny import run_here
 
 from fairseq_lrpe.cli import table, train
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from tiny import run_here
+from support.tiny import run_here
 
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.definition.experiment import Experiment

@@ -5,8 +5,8 @@ import subprocess
 import time
 
 import pytest
-from slurm_cluster import slurm_cluster, wait_until
-from tiny import BIN, REPOSITORY, run_here
+from support.slurm_cluster import slurm_cluster, wait_until
+from support.tiny import BIN, REPOSITORY, run_here
 
 from fairseq_lrpe.cli import table, train
 from fairseq_lrpe.experiments.execution import slurm

@@ -3,15 +3,15 @@
 import json
 import subprocess
 
-import commands
 import numpy as np
 import pytest
 import torch
-from commands import sizes
-from documents import block
-from image_files import colored_image, write_image_dataset
 from PIL import Image
-from tiny import BIN, PLUGIN, run_command, run_here
+from support import commands
+from support.commands import sizes
+from support.documents import block
+from support.image_files import colored_image, write_image_dataset
+from support.tiny import BIN, PLUGIN, run_command, run_here
 
 import fairseq_lrpe
 from fairseq_lrpe.attention import SelfAttention

@@ -1,7 +1,7 @@
 """A published table with its experiments, and runs of it."""
 
 import pytest
-from tiny import write_configs, write_run
+from support.tiny import write_configs, write_run
 
 from fairseq_lrpe.experiments.definition import experiment as experiments
 

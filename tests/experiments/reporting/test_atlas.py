@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from html_page import Page
-from tiny import run_here
+from support.html_page import Page
+from support.tiny import run_here
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights

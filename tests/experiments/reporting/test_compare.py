@@ -3,7 +3,7 @@ import json
 import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
-from tiny import run_here
+from support.tiny import run_here
 
 from fairseq_lrpe.cli import compare as command
 from fairseq_lrpe.experiments.reporting import tables

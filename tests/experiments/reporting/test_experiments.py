@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tiny import run_here, write_run
+from support.tiny import run_here, write_run
 
 from fairseq_lrpe.cli import results
 

@@ -1,7 +1,7 @@
 """Plots of validation curves: styles of methods, and the visible points."""
 
 import pytest
-from tiny import write_run
+from support.tiny import write_run
 
 from fairseq_lrpe.experiments.reporting import plots, style
 from fairseq_lrpe.experiments.reporting.tables import read_experiment_runs

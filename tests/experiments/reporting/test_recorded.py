@@ -7,7 +7,7 @@ import shutil
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
-from tiny import REPOSITORY, run_here
+from support.tiny import REPOSITORY, run_here
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results

@@ -1,7 +1,7 @@
 """Reading run folders: damaged files are described and never raise."""
 
 import pytest
-from tiny import write_run
+from support.tiny import write_run
 
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.reporting.records import read_run

@@ -6,8 +6,8 @@ import sys
 from collections import Counter
 
 import pytest
-from html_page import Page
-from tiny import run_here, write_configs, write_run
+from support.html_page import Page
+from support.tiny import run_here, write_configs, write_run
 
 from fairseq_lrpe.cli import report as command
 from fairseq_lrpe.experiments.reporting import interactive_plots, plots, report, style

@@ -9,7 +9,7 @@ import sys
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
-from tiny import write_configs, write_run
+from support.tiny import write_configs, write_run
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results

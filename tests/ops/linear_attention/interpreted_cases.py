@@ -10,8 +10,8 @@ from importlib import import_module
 
 import pytest
 import torch
-from linear_results import positive, random_inputs, results
-from tensors import randn, with_gradients
+from support.linear_results import positive, random_inputs, results
+from support.tensors import randn, with_gradients
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_results import attend, positive, random_inputs, results
-from tensors import assert_same
+from support.linear_results import attend, positive, random_inputs, results
+from support.tensors import assert_same
 
 from fairseq_lrpe.ops import linear_attention
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linear_results import attend, random_inputs, results
-from tensor_sizes import TensorSizes
-from tensors import assert_same, randn
+from support.linear_results import attend, random_inputs, results
+from support.tensor_sizes import TensorSizes
+from support.tensors import assert_same, randn
 
 from fairseq_lrpe.ops import linear_attention
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tiny import BIN, REPOSITORY
+from support.tiny import BIN, REPOSITORY
 
 pytestmark = pytest.mark.slow
 CASES = Path(__file__).with_name("interpreted_cases.py")

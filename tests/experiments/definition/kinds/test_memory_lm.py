@@ -1,7 +1,7 @@
 """Language models with a memory: evaluation and invalid settings."""
 
 import pytest
-from tiny import run_here
+from support.tiny import run_here
 
 from fairseq_lrpe.cli import train
 

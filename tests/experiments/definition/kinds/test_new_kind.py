@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from documents import block
 from omegaconf import OmegaConf
-from tiny import REPOSITORY, preprocess
+from support.documents import block
+from support.tiny import REPOSITORY, preprocess
 
 SMALL = {  # overrides of CONTRIBUTING.md's experiment
     "batch": {"total": 8, "per_gpu": 8},

@@ -3,8 +3,8 @@
 import pytest
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
-from question_data import prepare_questions
-from tiny_models import dictionary_of, task_of
+from support.question_data import prepare_questions
+from support.tiny_models import dictionary_of, task_of
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.data.rouge import rouge_l

@@ -1,6 +1,6 @@
 """Training speed as an experiment: a table without trainings."""
 
-from tiny import run_here
+from support.tiny import run_here
 
 from fairseq_lrpe.cli import table
 from fairseq_lrpe.experiments.reporting.records import read_runs

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import BIN, REPOSITORY
+from support.tiny import BIN, REPOSITORY
 
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.inference import evaluate_synthetic

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import sacrebleu
 from omegaconf import OmegaConf
-from tiny import REPOSITORY, run_here
+from support.tiny import REPOSITORY, run_here
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results as results_command

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from image_files import write_image_dataset
-from tiny import run_here
+from support.image_files import write_image_dataset
+from support.tiny import run_here
 
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.experiments.definition.experiment import Experiment

@@ -2,7 +2,7 @@
 
 import re
 
-from tiny import REPOSITORY
+from support.tiny import REPOSITORY
 
 DOCUMENTS = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md")), REPOSITORY / "CONTRIBUTING.md"]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,9 +1,9 @@
 """Comparison of the attention scores of an encoding with a formula for one query and one key."""
 
 import torch
-from tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.encodings import Context, build_encoding, softmax_scores
+from support.tensors import assert_same, randn, with_gradients
 
 H, D = 2, 4
 SHAPES = [  # (causal, queries, keys, q_offset)

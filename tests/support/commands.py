@@ -5,7 +5,8 @@ from unittest.mock import patch
 import torch
 from fairseq.logging.progress_bar import JsonProgressBar
 from fairseq_cli import eval_lm, generate, interactive, validate
-from tiny import PLUGIN, run_command, run_here, train_here
+
+from support.tiny import PLUGIN, run_command, run_here, train_here
 
 EVALUATIONS = {
     "fairseq-eval-lm": eval_lm.cli_main,

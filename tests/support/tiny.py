@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from omegaconf import OmegaConf
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 PLUGIN = REPOSITORY / "fairseq_lrpe"
 BIN = Path(sys.executable).parent  # before conftest.py replaces sys.executable
 FLAGS = (

@@ -1,9 +1,9 @@
 """Results of linear attention with all gradients, for comparisons of its backends."""
 
 import torch
-from tensors import randn, with_gradients
 
 from fairseq_lrpe.ops import linear_attention
+from support.tensors import randn, with_gradients
 
 
 def positive(*shape, seed=0):
