@@ -46,7 +46,6 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def seed():
-    """Seeds torch, so that a test's random numbers do not depend on the tests that ran before."""
     torch.manual_seed(0)
 
 

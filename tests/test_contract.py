@@ -132,7 +132,6 @@ def check_padding(case, side):
 
 
 def encode(encoding, q, k, q_offset, k_offset):
-    """Returns the encoded queries, keys, values and outputs, with k as values and q as outputs."""
     context = Context(q_offset, k_offset)
     return [
         *encoding(q, k, context),
@@ -152,7 +151,6 @@ def test_single_positions_match_full_sequence(case):
 
 @every_causal
 def test_incremental_decoding_matches_full_sequence(case):
-    """With padding on the left, and with the next token after reordering the state."""
     module, x = build(case), tokens()
     padding = torch.zeros(B, L, dtype=torch.bool)
     padding[1, 0] = padding[2, :2] = is_relative(module.encoding)
@@ -198,7 +196,6 @@ def test_more_keys_than_queries(case):
 
 @every_causal
 def test_more_keys_than_queries_with_incremental_state(case):
-    """Incremental decoding also attends to positions that were given as keys but not as queries."""
     for norm in norms(case):
         module, x, state = build(case, limit=LONGEST), tokens(), {}
         module.linear_norm = norm
@@ -327,7 +324,6 @@ def score_of_first_key(encoding, q, k, position, steps):
 
 @every_encoding
 def test_far_positions_in_float32(case):
-    """At position 100,000, scores are finite, and those of relative encodings are as at position 4."""
     encoding = build(case, torch.float32).encoding
     q, k = torch.randn(1, H, 4, D), torch.randn(1, H, FAR + 4, D)
     with torch.no_grad():
@@ -350,7 +346,6 @@ def test_linear_attention_over_100_000_tokens(case):
 
 @every_case()
 def test_memory(case):
-    """The largest tensor is linear in the length, or at most four score matrices in softmax attention."""
     module, largest = build(case, torch.float32, LONGEST), {}
     for length in (512, LONGEST):
         with TensorSizes() as sizes:

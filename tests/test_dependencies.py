@@ -81,7 +81,6 @@ def test_every_package_is_pinned_once():
 
 @pytest.mark.parametrize("package", ["ops", "encodings", "positions", "attention"])
 def test_core_imports_torch_only(package):
-    """Packages import only torch, except for flash-linear-attention in ops and the adapter for fairseq."""
     paths = [path for path in files(PLUGIN / package) if path.name != "fairseq_adapter.py"]
     assert packages(paths) - ({"fla-core"} if package == "ops" else set()) == {"torch"}
 

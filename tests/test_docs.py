@@ -63,7 +63,6 @@ def check_parser(call):
 
 
 def check_bash(path, *words):
-    """Checks a call of a shell script, most of which only pass their arguments to ``lrpe``."""
     text = (REPOSITORY / path).read_text()
     if found := re.search(r"^exec python -m fairseq_lrpe ([\w-]+)", text, re.MULTILINE):
         check_lrpe(found[1], *words)
@@ -144,7 +143,6 @@ def test_command_is_parsed(command, monkeypatch):
 
 
 def parts_of_blocks():
-    """Returns the texts by which tests select a code block: the arguments of ``block`` and ``example``."""
     trees = [ast.parse(path.read_text()) for path in (REPOSITORY / "tests").rglob("test_*.py")]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     calls = [call for call in calls if getattr(call.func, "id", "") in ("block", "example")]

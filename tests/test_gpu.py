@@ -30,7 +30,6 @@ HALF = {torch.float16: 2**-9, torch.bfloat16: 2**-6}
 
 
 def check(ours, exact, bound):
-    """Asserts that each tensor has the same values, except for an error relative to the largest of them."""
     for x, y in zip(ours, exact, strict=True):
         assert (x.cpu().double() - y.cpu()).abs().max() <= bound * y.abs().max()  # false for NaN
 

@@ -150,7 +150,6 @@ def test_state(name, norm):
 
 
 def check_reordered_prefixes(module):
-    """Returns the number of elements per row of the state after each step."""
     x, state, sizes = torch.randn(3, B, E, dtype=torch.float64), {}, []
     padding = torch.zeros(B, 3, dtype=torch.bool)
     padding[1, 0] = True
@@ -243,7 +242,6 @@ def test_linear_attention_in_half_precision_on_2048_tokens(name, causal, dtype, 
 
 @pytest.mark.parametrize("linear_norm", ["denominator", "content"])
 def test_denominator_near_zero_stays_in_float16_range(linear_norm, monkeypatch):
-    """All heads of a token whose output exceeds float16 are scaled together; other tokens are unchanged."""
     module = build("linear", "rope", True, torch.float16, d=16, linear_norm=linear_norm)
     x = 3 * torch.randn(1000, 2, H * 16).half()
     merged = []

@@ -24,7 +24,6 @@ ENCODES_ONLY_Q_AND_K = [
 
 
 def elements(function, monkeypatch):
-    """Returns the total size of the tensors that are created, including those that are cached."""
     constants.constant._cached.cache_clear()
     for module in (constants, rotation):  # the mode that measures must not be taken for tracing
         monkeypatch.setattr(module, "is_tracing", lambda: False)

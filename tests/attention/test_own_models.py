@@ -289,7 +289,6 @@ def hugging_face():
 
 
 def test_example_of_hugging_face():
-    """The model equals one whose attention is SoftmaxAttention with the same parameters, and it decodes."""
     model = hugging_face()["model"]
     theirs = copy.deepcopy(model)
 
@@ -324,7 +323,6 @@ def test_example_of_hugging_face():
 
 @pytest.mark.parametrize("cache, search", [({}, {"num_beams": 3}), ({"cache_implementation": "static"}, {})])
 def test_generation_with_hugging_face_equals_that_without_a_cache(cache, search):
-    """One of three prompts is padded on the left; without padding, it has the same continuation."""
     model = hugging_face()["model"]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -343,7 +341,6 @@ def test_generation_with_hugging_face_equals_that_without_a_cache(cache, search)
 
 
 def test_attention_masks_of_hugging_face():
-    """A window of three tokens, as a Boolean mask and as an added one, changes no position."""
     names, tokens = hugging_face(), torch.randint(99, (2, 8))
     model = names["model"]
     window = (visible(True, 8) & ~visible(True, 8).tril(-3)).expand(2, 1, 8, 8)
@@ -479,7 +476,6 @@ def test_exp_of_any_size(size, norm, name, causal):
 
 @pytest.mark.parametrize("name", [name for name, cls in ENCODINGS.items() if cls.decomposable])
 def test_exp_with_every_encoding(name):
-    """The maxima cancel, also in decoding; in half precision, large inputs give finite outputs."""
     options = {"linear_norm": "content" if name in ("rope", "lrpe", "xpos") else "denominator"}
     module, x = build(LinearAttention, name, feature_map="exp", **options), randn(B, L, E)
     expected = build(LinearAttention, name, **options)

@@ -81,7 +81,6 @@ def test_blocks_of_queries_match_full_sequence(rows, name, causal, padded):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_short_causal_sequences_use_blocks_without_recomputation(rows, monkeypatch, name):
-    """Each block sees only keys up to its last query; nothing is recomputed in the backward pass."""
     module, padding = build(name, True), (1, slice(40, 50))
     seen = rows(module, None)
     whole = results(module, 50, padding)

@@ -75,7 +75,6 @@ def test_values_and_gradients_match_survey(name, options, causal, queries, keys,
 
 
 def test_shaw_values_use_the_dropped_out_weights():
-    """Both are sums with the same weights: values and vectors that each encode the key's index."""
     module = attention("shaw", causal=False, values=True, k=9, dropout=0.5)
     with torch.no_grad():
         for p in (module.v_proj.weight, module.v_proj.bias, module.encoding.w_v.weight):

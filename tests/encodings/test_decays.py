@@ -15,7 +15,6 @@ from fairseq_lrpe.ops.decay import decayed_products
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("rate", [1e-12, 1e-3, 0.5, 40.0])
 def test_decayed_products_stay_in_float32_range(rate, autocast):
-    """With weak and strong decays, at the end of 3,000 positions; masked entries are finite."""
     decay = -rate * torch.tensor([[1.0, 0.3, 0.0, 0.01]], dtype=torch.float64)
     q, k = torch.rand(1, 2, 100, 4, dtype=torch.float64), torch.rand(1, 2, 3000, 4, dtype=torch.float64)
     distance = torch.arange(2900, 3000)[:, None] - torch.arange(3000)

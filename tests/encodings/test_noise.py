@@ -57,7 +57,6 @@ def test_scores_match_expectation_on_average(name):
 @every
 @torch.no_grad()
 def test_draws_of_noise(name):
-    """Noise is fixed in evaluation, differs between layers, and is drawn for each call in training."""
     encoding, (q, k) = build(name), inputs(9, 9)
     first = products(encoding, q, k)
     assert first.equal(products(encoding, q, k))

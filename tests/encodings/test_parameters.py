@@ -128,7 +128,6 @@ def test_initial_values():
 
 
 def test_initial_angles():
-    """Learned angles start as the frozen ones; RoPE-Mixed in an image has random directions for each head."""
     for core, count, width in (("unitary", D, D), ("orthogonal", D // 2, D), ("mixed", 2, 4)):
         theta = build("lrpe", core=core, learn_theta=True).theta
         assert_same(theta.double(), rotary_frequencies("a", count, width, 512), 1e-7)

@@ -53,7 +53,6 @@ ROTATIONS = {"rope_mixed": rope_mixed, "liere": liere}
 
 
 def encoded(encoding, x):
-    """Returns the rows of x (B, H, ROWS · COLUMNS, D), each rotated at its place in the grid."""
     rotate, rows = ROTATIONS[encoding.name], range(x.size(2))
     heads = [[rotate(encoding, divmod(i, COLUMNS), x[:, h, i], h) for i in rows] for h in range(H)]
     return torch.stack([torch.stack(head, dim=1) for head in heads], dim=1)
@@ -84,7 +83,6 @@ def test_long_sequences(name, options):
 
 
 def test_size_of_lieres_gradient():
-    """The gradient of the generators is exactly proportional to the incoming gradient."""
     encoding, x, gradients = build("liere"), randn(1, H, ROWS * COLUMNS, D), []
     for scale in (1.0, 1e12):
         loss = scale * (encoding(x, x, Context(GRID, GRID))[0] * randn(*x.shape, seed=2)).sum()

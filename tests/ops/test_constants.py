@@ -95,7 +95,6 @@ MODES += [run_with_default_device, run_with_default_dtype]
 @pytest.mark.parametrize("run", MODES)
 @pytest.mark.parametrize("name", USERS)
 def test_modes_do_not_change_numbers(name, run):
-    """In the mode, and outside of it afterwards, whether or not constants are cached before."""
     module, x = build(name), inputs(2, L, E)
     expected = build(name)(x)
     constant._cached.cache_clear()
@@ -115,7 +114,6 @@ def test_modes_do_not_change_numbers(name, run):
 
 @torch.no_grad()
 def test_compiled_noise():
-    """Noise of all layers and blocks is part of the graph, also if the length changes."""
     torch._dynamo.reset()
     sizes = [("spe", 1, 4), ("spe", 2, 4), ("conv_spe", 1, 4), ("conv_spe", 2, 4), ("conv_spe", 1, 2)]
     model = torch.nn.Sequential(*(build(name, heads, layer=layer) for name, layer, heads in sizes))
@@ -179,7 +177,6 @@ def test_deferred_initialization(assign):
 
 @pytest.mark.parametrize("name", ["spe", "conv_spe"])
 def test_noise_depends_on_neither_dtype(name):
-    """Fixed noise is that of float32 modules, also in float64 and if float64 is the default dtype."""
     module, x = build(name), inputs(1, L, E)
     with default_dtype_float64():
         other = build(name)

@@ -61,7 +61,6 @@ def test_meta_device(dtype):
 
 @pytest.mark.parametrize("dtype, assign", [(torch.float16, False), (torch.bfloat16, True)])
 def test_checkpoints_of_both_kinds_can_be_loaded(dtype, assign):
-    """``assign`` replaces parameters, which would otherwise have the dtype of the checkpoint."""
     rounded = {name: x.to(dtype) for name, x in Toy().state_dict().items()}  # without ``float32_parameters``
     toy = Toy().to(dtype)
     toy.load_state_dict(rounded, assign=assign)

@@ -212,7 +212,6 @@ def test_odd_widths_are_rejected(name, message):
 
 
 def test_training_of_cape_matches_definition(monkeypatch):
-    """The random numbers are the maxima in the first row, and minus half of them in the second."""
 
     def constants(x, low, high):
         assert low == -high

@@ -63,7 +63,6 @@ def test_registry(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @every_case
 def test_single_tokens_match_full_sequence(case, dtype):
-    """The whole sequence with gradients, the single tokens without them as in decoding."""
     module = build(case).to(dtype)
     x, positions, tokens = batch([list(range(M)), list(range(M))])
     x = x.to(dtype)

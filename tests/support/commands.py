@@ -97,7 +97,6 @@ def assert_resumes(train, folder, updates, *flags):
 
 
 def assert_error(done, message):
-    """Asserts that a command failed with a one-line error that contains ``message``."""
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0 and message in last, done.stderr
     assert last.startswith("fairseq_lrpe: ") and "Traceback" not in done.stderr, done.stderr

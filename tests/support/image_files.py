@@ -27,7 +27,6 @@ def colored_image(label, index, kind="JPEG"):
 
 
 def write_image_dataset(folder, count=24, classes=3, splits=("train", "valid", "test")):
-    """Writes a prepared data set with ``count`` images per split, and returns its folder."""
     source = folder.with_name(f"{folder.name}.images")
     folder.mkdir(parents=True)
     source.mkdir()

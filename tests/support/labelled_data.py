@@ -21,7 +21,6 @@ def random_texts(count, seed=0, longest=9, inputs=1, labels=2):
 
 
 def write_text_dataset(folder, splits=("train", "valid", "test"), count=24, **options):
-    """Writes a data set with ``count`` rows of :func:`random_texts` per split, and returns its folder."""
     folder.mkdir()
     rows = {
         split: write_split(folder, split, random_texts(count, seed, **options), len(WORDS))

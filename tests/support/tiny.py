@@ -79,12 +79,10 @@ def train_here(*flags):
 
 
 def train_flags(data, arch, save_dir, *flags):
-    """Returns arguments of fairseq-train for the tiny model; later flags take precedence."""
     return [data, "--user-dir", PLUGIN, *FLAGS, "--arch", arch, "--save-dir", save_dir, *flags]
 
 
 def write_configs(folder, files):
-    """Writes {name: content} as YAML files into a replacement of the folder ``configs``, and returns it."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(content, folder / f"{name}.yaml")

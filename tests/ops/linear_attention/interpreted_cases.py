@@ -54,7 +54,6 @@ def launched(monkeypatch):
 
 
 def assert_close(ours, exact):
-    """Asserts that tensors agree up to ``BOUND``, or the rounding of a half precision."""
     for x, y in zip(ours, exact, strict=True):
         bound = BOUND if x.dtype == torch.float32 else torch.finfo(x.dtype).eps
         assert (x.double() - y).abs().max() <= bound * y.abs().max()  # false for NaN
@@ -109,7 +108,6 @@ def test_op(decay, learned, shape, normalize, with_state, launched):
 
 @pytest.mark.parametrize("learned", [False, True])
 def test_one_decay_for_several_heads(learned, monkeypatch):
-    """With d = 1, a decay of shape (1, d) is the same number for all heads."""
     monkeypatch.setitem(DECAYS, "one", lambda d: torch.tensor([[-0.3]]))
     check(random_inputs(5, 5, 1, 3, batch=1), "one", learned, normalize=False)
 

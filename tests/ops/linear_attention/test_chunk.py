@@ -78,7 +78,6 @@ def test_gradient_of_a_decay_in_half_precision(shape, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("decay", [None, torch.tensor([-0.02, -0.04])], ids=["plain", "decay"])
 def test_half_precision_against_float64(dtype, decay):
-    """Outputs up to float32 rounding of 300 terms, gradients up to twice the rounding of half precision."""
     half = {name: torch.rand(2, 2, 300, 16).to(dtype) for name in "qkv"}
     exact = results(
         {name: x.double() for name, x in half.items()}, backend="reference", log_decay=decay, **CAUSAL
