@@ -162,7 +162,7 @@ WRONG = [  # (encoding, options, part of the message)
     ("t5", {"buckets": 30}, "multiple of 4 .*30 buckets and max distance 128"),
     ("t5", {"max_distance": 16}, "max distance above.*32 buckets and max distance 16"),
     ("shaw", {"k": 0}, "at least 1, not 0"),
-    ("shaw", {"k_after": -2}, "k_after of at least 0, or -1 for k, not -2"),
+    ("shaw", {"k_after": -2}, "k_after of at least 0, or -1 to use k, not -2"),
     ("nezha", {"k": 0}, "at least 1, not 0"),
     ("lfhc", {"rounding": "up"}, "unknown rounding 'up': choose from away, floor"),
     ("deberta", {"k": 0}, "at least 1, not 0"),

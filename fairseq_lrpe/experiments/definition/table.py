@@ -111,6 +111,8 @@ class TableSettings(Model):
                 if part not in measured:
                     raise UserError(f"columns.{name}: unknown column {part!r}{choices(part, measured)}")
         for row in self.rows:
+            if not (row.attention and row.method):
+                raise UserError(f"row {row.row}: attention and method are required")
             for name in row.columns or ():
                 if name not in self.columns:
                     raise UserError(f"row {row.row}: unknown column {name!r}{choices(name, self.columns)}")

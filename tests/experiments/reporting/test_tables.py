@@ -256,6 +256,7 @@ OWN = {"row": "Own", "attention": "linear", "method": "base"}
     ({"columns": {"a": {**MEASURED, "evaluation": "vaild"}}}, "unknown evaluation 'vaild' (did you mean"),
     ({"columns": {"a": {**MEASURED, "metric": "perplexty"}}}, "columns.a.metric: unknown metric"),
     ({"baseline": "bsae"}, "baseline: unknown method 'bsae'"),
+    ({"rows": [{**OWN, "method": None}]}, "row Own: attention and method are required"),
     ({"rows": [{**OWN, "method": "t5"}]}, "row Own: the method 't5' does not exist in linear attention"),
     ({"rows": [{**OWN, "changes": {"data": "x"}}]}, "data is not allowed in changes: set it"),
     ({"rows": [{**OWN, "row": "Base"}]}, "rows: linear Base is not unique"),
