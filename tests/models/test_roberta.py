@@ -215,7 +215,9 @@ def classifier(data, pretrained):
 def test_finetuned_classifier_matches_validation(data, classifier):
     """So do the predictions of the hub interface, of the command, and of load_model."""
     checkpoint, path = classifier / "checkpoint_last.pt", data / "predictions.tsv"
-    logged = validated(data / "bin", checkpoint, "--task", "sentence_prediction")
+    logged = validated(
+        data / "bin", checkpoint, *"--task sentence_prediction --criterion sentence_prediction".split()
+    )
     sentences = (data / "valid.txt").read_text().splitlines()
     labels = (data / "valid.label").read_text().split()
     roberta = RobertaModel.from_pretrained(classifier, "checkpoint_last.pt")

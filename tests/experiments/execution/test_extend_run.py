@@ -129,7 +129,7 @@ def test_different_run_is_ignored(start, other):
 def test_schedule_that_depends_on_the_updates_starts_from_scratch(start, schedule, depends):
     path = start.short / "checkpoints/checkpoint_last.pt"
     torch.save(state(start.short) | {"cfg": {**state(start.short)["cfg"], "lr_scheduler": schedule}}, path)
-    message = f"not extending a shorter run: in {start.short} the learning rate ({schedule['_name']}) depends"
+    message = f"not extending a shorter run: in {start.short} the learning rate depends"
     assert start().startswith(message if depends else "extending: ")
 
 

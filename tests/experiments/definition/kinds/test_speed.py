@@ -14,7 +14,7 @@ def test_table_of_speeds(tmp_path):
     done = run_here(table.main, *words)
     assert done.returncode == 0, done.stderr
     assert "relative speed (higher is better)" in done.stdout and "(2 rounds)" in done.stdout
-    records = {record.method: record for record in read_runs(tmp_path)}
+    records = {record.run.method: record for record in read_runs(tmp_path)}
     assert records.keys() == {"base", "spe"}
     for record in records.values():
         assert record.state == "finished" and (record.length, record.unit) == (2, "rounds")
