@@ -25,6 +25,10 @@ FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", 
 FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
 FREE += ("train.linear_backend",)  # all backends compute the same function
 """Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
+FORMER_FOLDERS = {  # {folder of configs in version 1.0: folder}
+    **{"mt": "transformer", "questions": "question_generator", "classification": "classifier"},
+    **{"imagenet": "vit", "roper": "synthetic_lm"},
+}
 OPEN = ("evaluations", "grid", "choose")  # sections of a YAML file to which overrides can add keys
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
 SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
@@ -99,6 +103,9 @@ class Experiment:
 
     @classmethod
     def load(cls, name: str, overrides: Iterable[str] = (), shared: Iterable[str] = ()) -> "Experiment":
+        folder, _, rest = name.partition("/")
+        if name not in experiments() and folder in FORMER_FOLDERS:
+            name = f"{FORMER_FOLDERS[folder]}/{rest}"
         if name not in experiments():
             raise UserError(f"unknown experiment {name!r}{choices(name, experiments(), LISTING)}")
         contents, base = {}, name
