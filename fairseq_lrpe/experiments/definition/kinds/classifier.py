@@ -1,4 +1,4 @@
-"""Classifier of texts, text pairs and images from scratch, evaluated on the predicted labels."""
+"""Classification of texts, text pairs and images from scratch, evaluated on the predicted labels."""
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind

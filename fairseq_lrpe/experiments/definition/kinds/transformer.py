@@ -1,4 +1,4 @@
-"""Transformer, evaluated by BLEU of the hypotheses from fairseq-generate."""
+"""Translation, evaluated by BLEU of the hypotheses from fairseq-generate."""
 
 import re
 from pathlib import Path
