@@ -1,7 +1,6 @@
 """Prepares a corpus for fairseq, or lists all corpora: ``lrpe prepare [NAME [OPTION ...]]``."""
 
 import inspect
-import os
 import shutil
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -14,6 +13,7 @@ from fairseq_lrpe.data.corpora import CORPORA, MINI, data_folder, prepare_argume
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg, print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, output_folder
+from fairseq_lrpe.utils.subprocesses import available_cores
 from fairseq_lrpe.utils.suggest import choices
 
 USAGE = f"{PREPARE} NAME prepares a corpus (--help lists its options)"
@@ -80,7 +80,7 @@ def parser(corpus: Corpus) -> ArgumentParser:
     out = REPOSITORY / "data" / corpus.name
     made.add_argument("--out", type=path_arg, default=out, help="output folder (default: %(default)s)")
     text = "number of processes (default: all CPUs, %(default)s)"
-    made.add_argument("--workers", type=min_int(1), default=os.cpu_count(), metavar="N", help=text)
+    made.add_argument("--workers", type=min_int(1), default=available_cores(), metavar="N", help=text)
     return made
 
 

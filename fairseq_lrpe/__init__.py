@@ -5,10 +5,13 @@
 depend only on torch.
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from fairseq_lrpe.utils.root_logger import unchanged_root_logger
 
+if sys.version_info < (3, 10):  # noqa: UP036  (a checkout is used without pip)
+    raise ImportError("fairseq-lrpe needs Python 3.10 or newer")
 if TYPE_CHECKING:
     from pathlib import Path
 

@@ -16,6 +16,9 @@ _CAUSAL_BLOCK_SIZE = 128
 _MAX_BIAS_ELEMENTS = 2**21
 """Maximum number of scores per block of a sequence of more than 1,024 positions."""
 
+_HAS_SAFE_SOFTMAX = hasattr(torch, "_safe_softmax")
+"""Before torch 2.5, scaled_dot_product_attention returns NaN for queries without visible keys."""
+
 _MIN_FLASH_KEYS = 512
 """Number of keys from which values are padded to the width of wider q and k for training on a CPU.
 
@@ -113,8 +116,10 @@ class SoftmaxAttention(SelfAttention):
         scores = encoding.scores(q, k, context)
         bias = encoding.bias(q, k, context) if scores is None else scores
         mask = self._mask_arguments(bias, q, k, context)
+        padded = context.key_padding_mask is not None
         # On a CPU, scaled_dot_product_attention is slow for the single query of a decoding step.
-        if scores is None and not encoding.needs_weights and (q.size(2) > 1 or q.is_cuda):
+        fused = (q.size(2) > 1 or q.is_cuda) and (_HAS_SAFE_SOFTMAX or not padded)
+        if scores is None and not encoding.needs_weights and fused:
             width, training = v.size(-1), torch.is_grad_enabled()
             # torch's flash kernel for CPUs does not support dropout.
             if q.size(-1) > width and not (
@@ -126,7 +131,6 @@ class SoftmaxAttention(SelfAttention):
         masked = mask.get("attn_mask")
         if scores is None:
             masked = _masked_scores(encoding.scale * q, k, masked)
-        padded = context.key_padding_mask is not None
         weights = F.dropout(_masked_softmax(masked) if padded else torch.softmax(masked, dim=-1), dropout)
         o, weights = _matmul(weights, v), weights if encoding.needs_weights else None
         return encoding.decode_output(o, context, weights)

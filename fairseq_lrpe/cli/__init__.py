@@ -42,6 +42,8 @@ examples:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    if sys.version_info < (3, 11):
+        sys.exit("lrpe needs Python 3.11 or newer; with Python 3.10, use fairseq's commands with --user-dir")
     # With Python's default, a fifth of the time that torch and fairseq take to start is garbage collection.
     gc.set_threshold(100_000, 50, 100)
     # Importing fairseq sets the root logger to DEBUG, a level at which Pillow logs every chunk of a PNG file.

@@ -7,7 +7,6 @@ example:
   lrpe quickstart --from my_text --updates 200
 """
 
-import os
 import time
 
 from data_prep import prepare
@@ -16,6 +15,7 @@ from fairseq_lrpe.cli.results import RECORDED
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser
 from fairseq_lrpe.utils.files import REPOSITORY
+from fairseq_lrpe.utils.subprocesses import available_cores
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     results, start = args.results or REPOSITORY / "results" / name, time.time()
     words = ["--from", args.source] if args.source else []
     prepare.main(["text", *map(str, [*words, "--out", results / "text"])])
-    jobs = min(4, len(os.sched_getaffinity(0)))  # the table quickstart has four runs
+    jobs = min(4, available_cores())  # the table quickstart has four runs
     words = ["quickstart", "--results", results, "--jobs", jobs, "--cpu"]
     words += ["--plot", results / "quickstart.png", f"data={results / 'text' / 'bin'}"]
     words += [f"updates={args.updates}"] if args.updates else []

@@ -7,11 +7,14 @@ random numbers are drawn from the argument ``rng``, except for noise, which is d
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and deviation of ImageNet's color channels, for values from 0 to 1 (timm/data/constants.py)."""
@@ -59,27 +62,31 @@ def center_box(width: int, height: int, w: int, h: int) -> Box:
     return left, top, left + w, top + h
 
 
-def random_resized_crop(image: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
+def random_resized_crop(image: "Image", size: int, rng: np.random.Generator) -> "Image":
     """Returns a random crop, resized to ``size`` x ``size`` and flipped horizontally with probability 0.5."""
+    from PIL.Image import Resampling, Transpose
+
     # resize(box=...) would also use the pixels around the box.
-    crop = image.crop(random_crop_box(*image.size, rng)).resize((size, size), Image.Resampling.BICUBIC)
-    return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else crop
+    crop = image.crop(random_crop_box(*image.size, rng)).resize((size, size), Resampling.BICUBIC)
+    return crop.transpose(Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else crop
 
 
-def resize_and_center_crop(image: Image.Image, size: int) -> Image.Image:
+def resize_and_center_crop(image: "Image", size: int) -> "Image":
     """Resizes the shorter side of an image to 256/224 ``size`` and returns the center crop of this size.
 
     An image of ``size`` x ``size`` is returned unchanged, as in DeiT's evaluation on CIFAR.
     """
+    from PIL.Image import Resampling
+
     width, height = image.size
     if (width, height) == (size, size):
         return image
     shorter = int(size * RESIZE_RATIO)
     w, h = (int(shorter * side / min(width, height)) for side in (width, height))
-    return image.resize((w, h), Image.Resampling.BICUBIC).crop(center_box(w, h, size, size))
+    return image.resize((w, h), Resampling.BICUBIC).crop(center_box(w, h, size, size))
 
 
-def to_tensor(image: Image.Image) -> Tensor:
+def to_tensor(image: "Image") -> Tensor:
     return torch.from_numpy(np.array(image))
 
 
@@ -123,4 +130,4 @@ def erase(pixels: Tensor, boxes: Sequence[Region | None], seed: int) -> None:
     generator = torch.Generator(pixels.device).manual_seed(seed)
     for image, box in zip(pixels, boxes, strict=True):
         if box:
-            image[:, *box].normal_(generator=generator)
+            image[(..., *box)].normal_(generator=generator)

@@ -39,7 +39,7 @@ class Mixing:
 
     def mix_images(self, pixels: Tensor) -> None:
         if self.box:
-            region = pixels[:, :, *self.box]
+            region = pixels[(..., *self.box)]
             region.copy_(region.flip(0))
         else:
             pixels.lerp_(pixels.flip(0), 1 - self.weight)

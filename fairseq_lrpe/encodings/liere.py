@@ -82,7 +82,7 @@ class LieRE(Encoding):
         size = self.block_size
         upper = constant(_upper_triangle, size, device=entries.device)
         matrix = entries.new_zeros(*entries.shape[:-1], size, size)
-        matrix[..., *upper] = entries
+        matrix[(..., *upper)] = entries
         return apply(_MatrixExponential, matrix - matrix.mT)
 
 

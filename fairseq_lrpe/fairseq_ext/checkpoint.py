@@ -13,9 +13,20 @@ import torch
 
 from fairseq_lrpe.utils.errors import UserError
 
-torch.serialization.add_safe_globals(
-    [argparse.Namespace, np.core.multiarray.scalar, np.dtype, type(np.dtype(np.float64))]
-)
+
+def _scalar_function(module):
+    """Returns numpy's function that restores a scalar, with the ``module`` by which torch identifies it."""
+
+    def scalar(*args):
+        return np.float64(0).__reduce__()[0](*args)
+
+    scalar.__module__, scalar.__qualname__ = module, scalar.__name__
+    return scalar
+
+
+torch.serialization.add_safe_globals([argparse.Namespace, np.dtype, type(np.dtype(np.float64))])
+# numpy 2 renamed the module; checkpoints contain the name of the version that wrote them.
+torch.serialization.add_safe_globals([_scalar_function(f"numpy.{x}.multiarray") for x in ("core", "_core")])
 
 
 def read_checkpoint(path: Path, remedy: str) -> dict:

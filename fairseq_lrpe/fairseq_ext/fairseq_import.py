@@ -1,6 +1,34 @@
-"""Imports fairseq, before all other imports of it, without its changes of the root logger."""
+"""Imports fairseq, before all other imports of it, without its changes of the root logger.
 
+Raises:
+    ImportError: if torch is too old, or if fairseq was not built for the installed numpy. fairseq's commands
+        exit with this message.
+"""
+
+import sys
+from importlib import import_module
+
+import numpy as np
+import torch
+
+from fairseq_lrpe.utils.cli import is_fairseq_command
 from fairseq_lrpe.utils.root_logger import unchanged_root_logger
 
+
+def _fail(message):
+    raise (SystemExit if is_fairseq_command() else ImportError)(f"fairseq_lrpe: {message}")
+
+
+if not hasattr(torch.serialization, "add_safe_globals"):
+    _fail(f"torch {torch.__version__} is too old: install torch 2.4 or newer")
 with unchanged_root_logger():
     import fairseq  # noqa: F401
+try:
+    for module in ("data_utils_fast", "token_block_utils_fast"):
+        import_module(f"fairseq.data.{module}")
+except Exception as error:  # numpy raises several types
+    package = "fairseq" if sys.version_info < (3, 11) else "fairseq-fixed"
+    _fail(
+        f"fairseq was not built for numpy {np.__version__} ({error}): run `pip install --no-cache-dir "
+        f"--force-reinstall --no-deps --no-build-isolation {package}`"
+    )

@@ -1,8 +1,8 @@
 """Patches of fairseq for safe checkpoints and correct results; :func:`apply` installs all of them.
 
-Only the corrections of ``eval``, of copies of files, of --no-repeat-ngram-size and of --bf16 affect other
-programs that import fairseq_lrpe. All other patches, and process-wide settings, are limited to fairseq's own
-commands.
+Only the corrections of ``eval``, of copies of files, of --no-repeat-ngram-size, of --bf16 and of numpy's
+names affect other programs that import fairseq_lrpe. All other patches, and process-wide settings, are
+limited to fairseq's own commands.
 """
 
 import atexit
@@ -17,11 +17,12 @@ from collections.abc import Callable
 from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils, file_io, options, utils
-from fairseq.data import EpochBatchIterator
+from fairseq.data import EpochBatchIterator, bucket_pad_length_dataset
 from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import ema
@@ -36,7 +37,7 @@ from fairseq_lrpe.fairseq_ext import epoch_position
 from fairseq_lrpe.fairseq_ext.checkpoint_task import restore_task
 from fairseq_lrpe.fairseq_ext.ema import ExactEMA, load_checkpoint_with_average
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
-from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error
+from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error, is_fairseq_command
 from fairseq_lrpe.utils.files import atomic_file
 from fairseq_lrpe.utils.subprocesses import CLUSTER_SIGNALS
 
@@ -53,6 +54,10 @@ def apply(
         torch.set_flush_denormal(True)
         # fairseq sets the root logger to DEBUG, at which Pillow logs every chunk of a PNG file.
         logging.getLogger("PIL").setLevel(logging.INFO)
+    # fairseq uses names of numpy 1.
+    if not hasattr(np, "compat"):
+        np.compat = SimpleNamespace(long=int)
+        bucket_pad_length_dataset.get_buckets = _get_buckets
     # fairseq evaluates strings in a checkpoint's settings as Python code.
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("fairseq", "fairseq_cli"):
@@ -100,12 +105,6 @@ def _wrap(owner, name, function):
     setattr(owner, name, patched)
 
 
-def is_fairseq_command() -> bool:
-    """Returns whether this process runs fairseq-train, fairseq_cli/train.py or the like."""
-    path = Path(sys.argv[0])
-    return path.name.startswith(("fairseq-", "fairseq_cli.")) or path.parent.name == "fairseq_cli"
-
-
 def is_training_process() -> bool:
     """Returns whether this is a process of fairseq-train or python -m fairseq_cli.train."""
     return is_fairseq_command() and Path(sys.argv[0]).name in ("fairseq-train", "train.py")
@@ -115,6 +114,11 @@ def _copy_atomically(source, target, overwrite=False):
     with atomic_file(Path(target)) as part:
         shutil.copyfile(source, part)
     return True
+
+
+def _get_buckets(sizes, num_buckets):
+    """Returns the longest sample of each bucket, like fairseq's function of this name."""
+    return np.unique(np.percentile(sizes, np.linspace(0, 100, num_buckets + 1), method="lower")[1:])
 
 
 def _broadcast_without_settings(broadcast_object, obj, *args, **kwargs):

@@ -37,7 +37,11 @@ def check_data(args, splits: list[str]) -> None:
             for prefix in sorted({path.with_suffix("") for path in files if path.suffix in layout.SUFFIXES}):
                 check_binary(prefix)
         if args.task == "question_generation" and not args.skip_invalid_size_inputs_valid_test:
-            check_source_length(folder, args.max_source_positions)
+            from fairseq_lrpe.models.question_generator import QuestionGeneratorConfig  # imports this module
+
+            # fairseq adds the defaults of a model's flags after this check.
+            limit = getattr(args, "max_source_positions", QuestionGeneratorConfig.max_source_positions)
+            check_source_length(folder, limit)
         splits = splits[:1]
 
 

@@ -1,26 +1,27 @@
 """fairseq task of classifying images, with the data augmentation of DeiT."""
 
 from dataclasses import dataclass
-from typing import Optional
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II
-from PIL.Image import Image
 from torch import Tensor
 from torch.nn import Module
 from torch.utils.data import default_collate
 
 from fairseq_lrpe.config import check_range, flag
 from fairseq_lrpe.data import image_transforms as transforms
-from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.data.mixup import Mixing, random_mixing, soft_targets
-from fairseq_lrpe.data.rand_augment import rand_augment
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
 from fairseq_lrpe.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 RECIPES = ("full", "plain")
 MIXINGS = ("mixup_cutmix", "none")
@@ -83,8 +84,10 @@ class ImageDataset(LabeledDataset):
     def num_tokens_vec(self, indices):
         return np.ones(len(indices), np.int64)
 
-    def image(self, index: int) -> Image:
+    def image(self, index: int) -> "Image":
         """Returns the decoded image; raises a UserError that names the image if it is damaged."""
+        from fairseq_lrpe.data.image_files import decode
+
         begin, size = self.index[index]
         try:
             return decode(self.content[begin : begin + size])
@@ -128,6 +131,8 @@ class AugmentedDataset(ImageDataset):
         image = transforms.random_resized_crop(self.image(number), self.cfg.image_size, rng)
         box = None
         if self.cfg.recipe == "full":
+            from fairseq_lrpe.data.rand_augment import rand_augment
+
             image = rand_augment(image, rng)
             box = transforms.random_erase_box(*image.size[::-1], rng)
         return int(index), (transforms.to_tensor(image), box), int(self.labels[number])
@@ -157,6 +162,10 @@ class ImageClassificationTask(LabeledTask):
 
     @staticmethod
     def check_arguments(cfg):
+        if find_spec("PIL") is None:  # it is not a requirement of fairseq
+            raise UserError(
+                "the task image_classification needs Pillow, which is not installed: run `pip install pillow`"
+            )
         check_choice("recipe", cfg.recipe, RECIPES)
         check_choice("mixing", cfg.mixing, MIXINGS)
         check_range("smoothing", cfg.smoothing, 0, 1)

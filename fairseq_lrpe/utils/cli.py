@@ -15,6 +15,12 @@ from fairseq_lrpe.utils.files import output_folder
 from fairseq_lrpe.utils.subprocesses import CommandFailed, exit_on_signals
 
 
+def is_fairseq_command() -> bool:
+    """Returns whether this process runs fairseq-train, fairseq_cli/train.py or the like."""
+    path = Path(sys.argv[0])
+    return path.name.startswith(("fairseq-", "fairseq_cli.")) or path.parent.name == "fairseq_cli"
+
+
 @contextmanager
 def exit_on_error(program: str) -> Iterator[None]:
     """Exits with one line after a UserError, OSError, CommandFailed or Ctrl-C."""

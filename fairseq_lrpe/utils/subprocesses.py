@@ -99,6 +99,12 @@ def _follow(process, output, stop):
             process.wait(POLL_INTERVAL)
 
 
+def available_cores() -> int:
+    """Returns the number of CPU cores that this process may use."""
+    # macOS does not restrict processes to cores.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def die_with_parent() -> Callable[[], None]:
     """Returns a ``preexec_fn`` for a child process: Linux terminates it when this process dies."""
     return partial(_die_with, os.getpid())

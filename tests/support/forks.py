@@ -111,7 +111,8 @@ def import_fairseq():
     # Frozen objects are not collected at the end of a fork, which Triton's bindings would report as an error.
     sys.modules["triton"] = None
     for name in ("fairseq", *SLOW_IMPORTS):
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # an environment for fairseq's commands only
+            importlib.import_module(name)
     logging.disable(logging.NOTSET)
     del sys.modules["triton"]
     gc.freeze()  # a collection would write to memory that the forks share

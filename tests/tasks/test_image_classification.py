@@ -130,7 +130,7 @@ def test_training_batch(folder):
         erased, [dataset[i] for i in (0, 1, 8)], images_of(batch), strict=True
     ):
         if box:
-            pixels[:, *box] = noisy[:, *box]
+            pixels[(..., *box)] = noisy[(..., *box)]
         assert torch.equal(pixels, noisy)
 
 

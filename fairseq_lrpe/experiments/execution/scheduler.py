@@ -18,7 +18,7 @@ from fairseq_lrpe.experiments.execution.launch import update_freq, visible_gpus
 from fairseq_lrpe.experiments.execution.run_directory import InUse
 from fairseq_lrpe.experiments.execution.runner import Job, data_sizes, execute_run
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.subprocesses import CommandFailed
+from fairseq_lrpe.utils.subprocesses import CommandFailed, available_cores
 
 POLL_SECONDS = 0.3
 
@@ -30,7 +30,7 @@ def share_of_machine(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
     """
     if share := visible_gpus()[slot * (gpus or 0) : (slot + 1) * (gpus or 0)]:
         return {"CUDA_VISIBLE_DEVICES": ",".join(share)}
-    cores = max(1, len(os.sched_getaffinity(0)) // jobs)
+    cores = max(1, available_cores() // jobs)
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
 
 
