@@ -3,8 +3,9 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 # Versions are restricted only where other versions do not work; constraints.txt has the tested versions.
-# - torch: 2.6 is the oldest version that passes the tests.
-# - numpy: fairseq's datasets use np.compat, which numpy 2 does not have.
+# - torch has no lower bound, so that an installation into an environment of fairseq changes nothing of it;
+#   fairseq_lrpe itself rejects torch before 2.4.
+# - Python 3.10 is for the plugin in an environment of the original fairseq; lrpe and [train] need 3.11.
 # - tensorboardX: without it, every fairseq command logs a message to install it.
 # - transformers: version 5 imports torchaudio, which has no build for this torch.
 # - fla-core: it contains flash-linear-attention's kernels; 0.6 is the version that the backend supports.
@@ -29,13 +30,15 @@ setup(
         "data_prep": ["sources.yaml"],
     },
     entry_points={"console_scripts": ["lrpe=fairseq_lrpe.cli:main"]},
-    python_requires=">=3.11,<3.13",
-    install_requires=["torch>=2.6"],
+    python_requires=">=3.10",
+    install_requires=["torch"],
     extras_require={
-        # For fairseq and the experiments.
+        # For --user-dir in an existing environment of fairseq: what the plugin needs beyond fairseq.
+        "plugin": ["pillow"],
+        # For fairseq and the experiments, in a new environment.
         "train": [
             "fairseq-fixed>=0.12.3.1,<0.13",
-            "numpy<2",
+            "numpy",
             "omegaconf",
             "hydra-core",
             "sacrebleu",

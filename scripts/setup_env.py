@@ -65,6 +65,8 @@ def setup(requested, version, current):
         version = install_torch(version)
     pip("torch", "numpy", "cython", "setuptools", "wheel")
     print("building fairseq (about 3 minutes) and installing the other packages ...")
+    # pip would reuse a build of fairseq for another version of numpy from its cache.
+    pip("--quiet", "--no-build-isolation", "--no-cache-dir", "--no-deps", "fairseq-fixed")
     pip("--quiet", "--no-build-isolation", "-e", ".[train,test]")
     READY.write_text("\n".join([str(requested), version, str(ROOT), REQUIREMENTS]))
     print(f"environment ready: {ENV}")

@@ -22,6 +22,11 @@ from fairseq_lrpe.positions import POSITIONS, build_position
 UNLIMITED = 10**9
 """Maximum number of positions of models that have no limit."""
 
+COPIED_WEIGHTS = [
+    f"{layer}_{kind}" for layer in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")
+]
+"""Parameters of an encoder layer of fairseq 0.12.2 that are copies of others."""
+
 INIT_STD_HELP = "standard deviation of initial weights and embeddings (0: the default of each module)"
 """Description of the flag --init-std of models that call :func:`init_normal`."""
 
@@ -62,6 +67,17 @@ class CustomAttentionLayer:
 
 class EncoderLayer(CustomAttentionLayer, TransformerEncoderLayerBase):
     """fairseq's encoder layer with this plugin's self-attention."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        # fairseq 0.12.2 evaluates some layers by a fused operation of torch with copies of their weights, which
+        # computes plain softmax attention.
+        self.can_use_fastpath = False
+        for name in COPIED_WEIGHTS:
+            self._parameters.pop(name, None)
+
+    def _load_from_state_dict(self, *args):
+        nn.Module._load_from_state_dict(self, *args)  # fairseq 0.12.2 would add the copies
 
     def forward(self, x, encoder_padding_mask, attn_mask=None, keys=None):
         """Encodes x (L, B, E) like fairseq; keys and values are those of ``keys`` (L, B, E) if given."""

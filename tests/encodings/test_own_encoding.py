@@ -43,7 +43,7 @@ def run(folder, *command):
 def test_readme_encodings_pass_the_contract(extended):
     program = "import pytest; [pytest.main(['-q', '--encoding', name]) for name in ('forget', 'distance')]"
     done = run(extended, BIN / "python", "-c", program)
-    results = re.findall(r"^(\d+) passed(?:, \d+ warnings?)? in", done.stdout, re.MULTILINE)
+    results = re.findall(r"^=* ?(\d+) passed(?:, \d+ warnings?)? in", done.stdout, re.MULTILINE)
     assert len(results) == 2 and min(map(int, results)) >= 12, done.stdout[-3000:]
 
 

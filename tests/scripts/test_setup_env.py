@@ -75,7 +75,7 @@ def test_build_by_gpus(rows, expected, setup_env, tmp_path):
 
 def test_a_supported_python_is_found(setup_env, tmp_path):
     write_program(tmp_path / "bin/python3", '[ "$1" != -c ]')
-    assert "there is no Python 3.11 or 3.12 on PATH" in setup_env().stderr
+    assert "there is no Python 3.11, 3.12 or 3.13 on PATH" in setup_env().stderr
     write_program(tmp_path / "bin/python", 'case "$1" in -c) ;; *) echo "runs $*" ;; esac')
     assert setup_env("--dry-run").stdout.startswith(f"runs -Iu {tmp_path}/scripts/setup_env.py --dry-run")
 
@@ -88,6 +88,7 @@ def test_setup_runs_once_and_continues_after_a_failure(setup_env, tmp_path):
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[1:] == [
         "torch numpy cython setuptools wheel",
+        "--quiet --no-build-isolation --no-cache-dir --no-deps fairseq-fixed",
         "--quiet --no-build-isolation -e .[train,test]",
     ]
     assert setup_env().stdout == ready and (tmp_path / "calls").read_text().splitlines() == calls
