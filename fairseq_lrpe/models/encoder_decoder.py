@@ -70,7 +70,7 @@ class EncoderLayer(CustomAttentionLayer, TransformerEncoderLayerBase):
 
     def __init__(self, *args):
         super().__init__(*args)
-        # fairseq 0.12.2 evaluates some layers by a fused operation of torch with copies of their weights, which
+        # fairseq 0.12.2 evaluates some layers by a fused operation of torch with copies of their weights. It
         # computes plain softmax attention.
         self.can_use_fastpath = False
         for name in COPIED_WEIGHTS:

@@ -164,8 +164,8 @@ class ImageClassificationTask(LabeledTask):
     def check_arguments(cfg):
         if find_spec("PIL") is None:  # it is not a requirement of fairseq
             raise UserError(
-                "the task image_classification needs Pillow, which is not installed: run `pip install pillow` "
-                "(the extra [plugin])"
+                "the task image_classification needs Pillow, which is not installed: run `pip install "
+                "pillow`, the extra [plugin]"
             )
         check_choice("recipe", cfg.recipe, RECIPES)
         check_choice("mixing", cfg.mixing, MIXINGS)
