@@ -164,6 +164,41 @@ def test_core_runs_where_only_torch_is_installed():
     assert done.stdout.strip() == str(len(ENCODINGS))
 
 
+FAIRSEQ = set(
+    "fairseq-fixed hydra-core numpy omegaconf pyyaml regex sacrebleu scikit-learn scipy torch tqdm".split()
+)
+"""fairseq, and packages that it or its requirements require."""
+
+
+def test_plugin_imports_only_what_fairseq_requires():
+    missing = packages(files("fairseq_lrpe", "data_prep")) - FAIRSEQ
+    modules = {package: module for module, package in PACKAGES.items()}
+    program = WITHOUT_OTHER_PACKAGES + "import fairseq_lrpe.models"
+    done = run_command(BIN / "python", "-c", program, *sorted(modules.get(name, name) for name in missing))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            "import torch.serialization; del torch.serialization.add_safe_globals",
+            "install torch 2.4 or newer",
+        ),
+        ("import sys; sys.modules['fairseq.data.data_utils_fast'] = None", "fairseq was not built for numpy"),
+    ],
+)
+def test_unsupported_versions(change, message):
+    command = "import sys; sys.argv = ['fairseq-train']; import fairseq_lrpe.models"
+    for program, start in (
+        (command, "fairseq_lrpe: "),
+        ("import fairseq_lrpe.models", "ImportError: fairseq_lrpe: "),
+    ):
+        done = run_command(BIN / "python", "-c", f"{change}; {program}")
+        assert done.returncode == 1 and message in done.stderr.splitlines()[-1]
+        assert done.stderr.splitlines()[-1].startswith(start)
+
+
 def test_commands_name_the_extra_where_only_torch_is_installed():
     program = WITHOUT_OTHER_PACKAGES + "from fairseq_lrpe.cli import main; main(['table'])"
     done = run_command(BIN / "python", "-c", program, "omegaconf")

@@ -112,7 +112,8 @@ def check_torchrun(*words):
 
 def check_pip(action, *words):
     lists = declared()
-    known = {"-c", "-e", ".", "constraints.txt", "--no-deps", "--no-build-isolation", *lists["train"]}
+    known = {"-b", "-c", "-e", ".", "constraints.txt", "--no-deps", "--no-build-isolation", "--no-cache-dir"}
+    known |= {"pip==24.0", "fairseq==0.12.2", *lists["train"]}
     assert action in ("install", "wheel")
     for word in words:
         if extras := re.fullmatch(r"(\.|\./\S+\.whl)\[([\w,]+)\]", word):
@@ -126,6 +127,7 @@ CHECKS = {
     "bash": check_bash,
     "python": check_python,
     "pip": check_pip,
+    "uv": lambda pip, *words: check_pip(*words),
     "torchrun": check_torchrun,
     **{program: lambda *words, program=program: check_fairseq(program, *words) for program in FAIRSEQ},
 }

@@ -226,6 +226,11 @@ def test_resumed_training_is_identical(folder, tmp_path):
     assert_resumes(run, tmp_path, (6, 10))
 
 
+def test_missing_pillow(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("fairseq_lrpe.tasks.image_classification.find_spec", lambda name: None)
+    assert_rejected(train(folder, tmp_path / "save"), "run `pip install pillow`", tmp_path / "save")
+
+
 @pytest.mark.parametrize(("change", "flags", "message"), [
     (remove_file("about.json"), "", "about.json is missing or damaged"),
     (replace_labels([0] * 24 + [3]), "", "or labels other than the 3 labels of about.json"),
