@@ -5,7 +5,9 @@ Raises:
         exit with this message.
 """
 
+import io
 import sys
+from contextlib import redirect_stderr
 from importlib import import_module
 
 import numpy as np
@@ -24,11 +26,12 @@ if not hasattr(torch.serialization, "add_safe_globals"):
 with unchanged_root_logger():
     import fairseq  # noqa: F401
 try:
-    for module in ("data_utils_fast", "token_block_utils_fast"):
-        import_module(f"fairseq.data.{module}")
+    with redirect_stderr(io.StringIO()):  # numpy prints a traceback
+        for module in ("data_utils_fast", "token_block_utils_fast"):
+            import_module(f"fairseq.data.{module}")
 except Exception as error:  # numpy raises several types
     package = "fairseq" if sys.version_info < (3, 11) else "fairseq-fixed"
     _fail(
-        f"fairseq was not built for numpy {np.__version__} ({error}): run `pip install --no-cache-dir "
-        f"--force-reinstall --no-deps --no-build-isolation {package}`"
+        f"fairseq was not built for numpy {np.__version__} ({str(error).partition(' (')[0]}): run `pip install "
+        f"--no-cache-dir --force-reinstall --no-deps --no-build-isolation {package}`"
     )
