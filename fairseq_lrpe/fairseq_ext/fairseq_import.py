@@ -30,8 +30,9 @@ try:
         for module in ("data_utils_fast", "token_block_utils_fast"):
             import_module(f"fairseq.data.{module}")
 except Exception as error:  # numpy raises several types
+    cause = str(error).partition(" (")[0]
     package = "fairseq" if sys.version_info < (3, 11) else "fairseq-fixed"
     _fail(
-        f"fairseq was not built for numpy {np.__version__} ({str(error).partition(' (')[0]}): run `pip install "
+        f"fairseq was not built for numpy {np.__version__} ({cause}): run `pip install "
         f"--no-cache-dir --force-reinstall --no-deps --no-build-isolation {package}`"
     )
