@@ -34,7 +34,7 @@ setup(
     install_requires=["torch"],
     extras_require={
         # For --user-dir in an existing environment of fairseq: what the plugin needs beyond fairseq.
-        "plugin": ["pillow"],
+        "plugin": ["pillow", "rouge-score", "tokenizers"],
         # For fairseq and the experiments, in a new environment.
         "train": [
             "fairseq-fixed>=0.12.3.1,<0.13",

@@ -8,7 +8,7 @@ import re
 import pytest
 from support.commands import SHORT_TRAINING, assert_resumes, generated_lines, sizes
 from support.labelled_data import write_text_dataset
-from support.tiny import PLUGIN, preprocess, run_command, write_text
+from support.tiny import BIN, PLUGIN, preprocess, run_command, write_text
 
 import fairseq_lrpe.models  # noqa: F401  (for safe loading of checkpoints)
 
@@ -62,11 +62,11 @@ def data(folder, arch):
         from support.question_data import prepare_questions
 
         return prepare_questions(folder / "squad") / "bin"
-    if path.name == "images":
+    if path.name == "images" and not path.exists():
         pytest.importorskip("PIL")
         from support.image_files import write_image_dataset
 
-        return write_image_dataset(path)
+        write_image_dataset(path)
     return path
 
 
@@ -100,3 +100,22 @@ def test_training_resuming_evaluation_and_generation(arch, data, tmp_path, recor
         losses += [float(re.search(r"Loss \(base 2\): ([\d.]+)", done.stdout + done.stderr)[1])]
     record_property("losses", " ".join(f"{loss:.4f}" for loss in losses))
     print(arch, *losses)
+
+
+SPAWN = """
+import multiprocessing, sys
+multiprocessing.set_start_method("spawn")
+sys.argv[0] = "fairseq-train"
+from fairseq_cli.train import cli_main
+cli_main()
+"""
+
+
+@pytest.mark.parametrize("arch", ["softmax_lm_xl", "linear_classifier_rope", "linear_vit_liere"])
+def test_workers_that_are_not_forked(arch, data, tmp_path):
+    """As on macOS."""
+    task = MODELS[arch][1]
+    flags = [*SHORT_TRAINING, *task, *MORE.get(task[task.index("--task") + 1], []), "--num-workers", 1]
+    words = [data, "--arch", arch, "--save-dir", tmp_path, *flags, "--max-update", 1, "--disable-validation"]
+    done = run_command(BIN / "python", "-c", SPAWN, *words)
+    assert done.returncode == 0, done.stderr

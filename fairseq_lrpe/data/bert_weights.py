@@ -38,7 +38,9 @@ def check(args, vocabulary: Path) -> None:
     """
     name = args.encoder
     if importlib.util.find_spec("transformers") is None:
-        raise UserError(f"--encoder {name} requires transformers: run `pip install 'transformers<5'`")
+        raise UserError(
+            f"--encoder {name} requires transformers: run `pip install 'transformers<5'` (extra [bert])"
+        )
     from transformers import BertConfig
     from transformers.utils import cached_file
 

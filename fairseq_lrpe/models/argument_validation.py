@@ -6,6 +6,7 @@ error that suggests a fix. All other flags are validated by fairseq itself.
 
 import sys
 from argparse import ArgumentParser
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -56,6 +57,10 @@ def check_arguments(args) -> None:
     else:
         splits = [args.train_subset] if training else []
         splits += [] if args.disable_validation else args.valid_subset.split(",")
+    for module, package in getattr(TASK_REGISTRY.get(task), "packages", {}).items():
+        if find_spec(module) is None:
+            advice = f"run `pip install {package}`, which the extra [plugin] includes"
+            raise UserError(f"the task {task} needs {package}, which is not installed: {advice}")
     if hasattr(args, "data"):
         check_data(args, splits)
     if task == "memory_lm" and training and args.arch.partition("_")[0] not in ATTENTIONS:

@@ -1,5 +1,7 @@
 """Base classes of this plugin's datasets and tasks."""
 
+from argparse import Namespace
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +80,14 @@ class LabeledTask(FairseqTask):
     target_dictionary = None  # otherwise, criteria would ignore the label with the index of padding
 
     def __init__(self, cfg, **_):
-        super().__init__(cfg)
+        # A node of fairseq's configuration refers to the whole configuration, which cannot be pickled.
+        super().__init__(Namespace(**(vars(cfg) if is_dataclass(cfg) else cfg)))
         with exit_on_error("fairseq_lrpe"):
             self.check_arguments(cfg)
             self.about = layout.read_metadata(Path(cfg.data))
         self.labels = self.about["labels"]
+
+    def __getstate__(self):
+        # Workers that are not forked, as on macOS, get a copy of the task. The iterators contain the model.
+        unused = ("datasets", "dataset_to_epoch_iter", "state")
+        return {name: value for name, value in vars(self).items() if name not in unused}

@@ -1,7 +1,7 @@
 """fairseq task of classifying images, with the data augmentation of DeiT."""
 
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import cached_property
 from typing import TYPE_CHECKING, Optional
 
 import numpy as np
@@ -72,9 +72,18 @@ class ImageDataset(LabeledDataset):
     def __init__(self, task, split: str):
         super().__init__(task, split)
         self.classes = len(task.labels)
-        # MMapIndexedDataset itself would read the whole file and convert each byte to an int64.
-        self.index = MMapIndexedDataset.Index(f"{self.prefix}.input0.idx")
-        self.content = np.memmap(f"{self.prefix}.input0.bin", np.uint8, "r")
+
+    # Each process maps the files. MMapIndexedDataset would read all bytes and convert each to an int64.
+    @cached_property
+    def index(self) -> MMapIndexedDataset.Index:
+        return MMapIndexedDataset.Index(f"{self.prefix}.input0.idx")
+
+    @cached_property
+    def content(self) -> np.ndarray:
+        return np.memmap(f"{self.prefix}.input0.bin", np.uint8, "r")
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name not in ("index", "content")}
 
     def num_tokens(self, index):
         return 1
@@ -158,15 +167,11 @@ class AugmentedDataset(ImageDataset):
 class ImageClassificationTask(LabeledTask):
     """Classification of images by ``labels``, the names of the classes."""
 
+    packages = {"PIL": "pillow"}
     source_dictionary = None  # because images are not tokens
 
     @staticmethod
     def check_arguments(cfg):
-        if find_spec("PIL") is None:  # it is not a requirement of fairseq
-            raise UserError(
-                "the task image_classification needs Pillow, which is not installed: run `pip install "
-                "pillow`, the extra [plugin]"
-            )
         check_choice("recipe", cfg.recipe, RECIPES)
         check_choice("mixing", cfg.mixing, MIXINGS)
         check_range("smoothing", cfg.smoothing, 0, 1)

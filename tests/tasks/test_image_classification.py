@@ -227,7 +227,7 @@ def test_resumed_training_is_identical(folder, tmp_path):
 
 
 def test_missing_pillow(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairseq_lrpe.tasks.image_classification.find_spec", lambda name: None)
+    monkeypatch.setattr("fairseq_lrpe.models.argument_validation.find_spec", lambda name: None)
     assert_rejected(train(folder, tmp_path / "save"), "run `pip install pillow`", tmp_path / "save")
 
 

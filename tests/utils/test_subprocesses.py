@@ -58,6 +58,11 @@ FORK = "def cli_main():\n    import os\n    if os.fork() == 0: work()\n    os.wa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_available_cores_where_processes_are_not_restricted(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert subprocesses.available_cores() == os.cpu_count()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["-c", POOL], ["-m", "data_prep.preprocess"]])
 def test_workers_end_when_their_parent_is_killed(words, tmp_path):
