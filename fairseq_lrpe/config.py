@@ -130,10 +130,14 @@ def with_defaults(config: type, **defaults) -> type:
         (name, known[name].type, field(default=value, metadata=known[name].metadata))
         for name, value in defaults.items()
     ]
-    # dataclasses would generate a docstring and methods for each of 600 architectures, which takes a second.
-    return make_dataclass(
-        config.__name__, changed, bases=(config,), namespace={"__doc__": config.__doc__}, repr=False, eq=False
-    )
+
+    def init(self, **given):
+        config.__init__(self, **(defaults | given))
+
+    # dataclasses would generate a docstring and methods for each of 600 architectures, which takes seconds.
+    namespace = {"__doc__": config.__doc__, "__init__": init}
+    generated = dict.fromkeys(("init", "repr", "eq", "match_args"), False)
+    return make_dataclass(config.__name__, changed, bases=(config,), namespace=namespace, **generated)
 
 
 PLACEMENT_FLAGS = ("encoder_attention", "decoder_attention", "encoding_in", "image_positions")

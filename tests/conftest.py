@@ -1,3 +1,4 @@
+import os
 import sys
 from unittest.mock import patch
 
@@ -14,7 +15,8 @@ def forks():
         yield
         return
     forks = Forks()
-    with patch.object(sys, "executable", str(forks.bin / "python")):
+    python = str(forks.bin / "python")
+    with patch.object(sys, "executable", python), patch.dict(os.environ, PYTHON_EXEC=python):  # of torchrun
         yield
     forks.close()
 

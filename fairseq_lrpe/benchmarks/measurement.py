@@ -107,14 +107,14 @@ def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> li
     Each step is measured once per round, so that changes of the machine's speed affect all of them.
     Each round begins with the next step, and the first round is a warm-up.
     """
+    steps = []
 
     def two_steps(arch):  # from the second step on the optimizer's state exists
-        step = build(arch)
-        step()
-        step()
+        steps.append(build(arch))
+        steps[-1]()
+        steps[-1]()
 
     memory = [peak_memory(lambda arch=arch: two_steps(arch), args.cpu) for arch in args.archs]
-    steps = [build(arch) for arch in args.archs]
     times = np.zeros((args.rounds + 1, len(steps)))
     for number in track(range(args.rounds + 1), "rounds", transient=True):
         for i in np.roll(range(len(steps)), -number):

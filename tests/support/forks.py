@@ -29,6 +29,9 @@ CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 here, name = os.path.split(sys.argv.pop(0))
 modules = ("fairseq_cli.", "fairseq_lrpe", "data_prep")
+if sys.argv[:2] == ["-u", "-m"]:  # torchrun's option, which the environment variable replaces
+    del sys.argv[0]
+    os.environ["PYTHONUNBUFFERED"] = "1"
 if name == "python" and not (sys.argv[0] == "-c" or sys.argv[0] == "-m" and sys.argv[1].startswith(modules)):
     os.execv({python!r}, [{python!r}, *sys.argv])
 files = [int(x) for x in os.listdir("/proc/self/fd")]

@@ -17,10 +17,10 @@ def estimate(main, *words):
 
 
 def test_table_groups_trials_and_seeds(tmp_path):
-    words = ["tmlr_table1", "--methods", "base", "--results", tmp_path / "results"]
-    rows, lines = estimate(table.main, *words)
-    assert len(rows) == 1 + 8
-    count, _, tokens, *_ = rows["roberta/wikibook/linear_base"]
+    words = ["tmlr_table1", "--methods", "base", "--results", tmp_path / "results", "grid.task=[RTE,CoLA]"]
+    rows, lines = estimate(table.main, *words, "train.encoder_layers=2")
+    assert len(rows) == 1 + 2
+    count, _, tokens, *_ = rows["roberta/wikibook/linear_base/train.encoder_layers=2"]
     assert (count, tokens) == ("1", f"{512 * 512 * 23000:.2e}".replace("e+0", "e"))
     assert rows["glue/wikibook/linear_base/task=RTE"][0] == str(5 * 4)
     assert lines[0].startswith("Not finished: ") and "on 1 × v100, one training after the other" in lines[0]

@@ -38,6 +38,7 @@ def environment(slurm_nodes, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     # Jobs run in new processes, not in forks of this one.
     monkeypatch.setattr(slurm, "PYTHON", str(BIN / "python"))
+    monkeypatch.delenv("PYTHON_EXEC", raising=False)
     return slurm_nodes
 
 

@@ -5,12 +5,12 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
-from support.tiny import BIN, REPOSITORY
+from support.tiny import REPOSITORY
 
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.inference import evaluate_synthetic
@@ -50,12 +50,13 @@ def test_search_has_a_floor(tmp_path):
 
 
 def start_and_kill(words, results, updates, victims):
-    command = [str(BIN / "python"), "-m", "fairseq_lrpe", "train", *words, "--results", str(results)]
+    command = [sys.executable, "-m", "fairseq_lrpe", "train", *words, "--results", str(results)]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while max(map(saved, results.rglob("checkpoint_*_*.pt")), default=0) < updates:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.005)
-    [training] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    listed = subprocess.run(["pgrep", "-f", f"fairseq-train .*{results}"], capture_output=True, text=True)
+    [training] = listed.stdout.split()
     if "runner" in victims:
         process.kill()
     if "training" in victims:
