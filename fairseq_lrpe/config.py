@@ -12,6 +12,7 @@ import torch
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
+from omegaconf import DictConfig
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, check_choice, encoding_options
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
@@ -144,9 +145,14 @@ PLACEMENT_FLAGS = ("encoder_attention", "decoder_attention", "encoding_in", "ima
 """Flags of some model families that select the parts or positions to which PositionConfig applies."""
 
 
+def has_flag(cfg, name: str) -> bool:
+    """Returns whether a configuration has a flag; omegaconf 2.0 returns None for those that it lacks."""
+    return name in cfg if isinstance(cfg, DictConfig) else hasattr(cfg, name)
+
+
 def part_config(cfg, part: str):
     """Returns the flags of attention and positions for a ``part`` of a model, "encoder" or "decoder"."""
-    if not hasattr(cfg, "encoding_in"):
+    if not has_flag(cfg, "encoding_in"):
         return cfg  # the model has only one part
     flags = {f.name: getattr(cfg, f.name) for f in fields(PositionConfig)}
     flags["attention"] = getattr(cfg, f"{part}_attention") or cfg.attention
@@ -158,7 +164,7 @@ def part_config(cfg, part: str):
 def method_flags(cfg) -> dict:
     """Returns the {flag: value} that identifies a model's method, without options of other encodings."""
     options = {option_flag(cfg.encoding, option) for option in encoding_options(ENCODINGS[cfg.encoding])}
-    placement = {name: getattr(cfg, name) for name in PLACEMENT_FLAGS if hasattr(cfg, name)}
+    placement = {name: getattr(cfg, name) for name in PLACEMENT_FLAGS if has_flag(cfg, name)}
     shared = {"attention", "encoding", "token_positions"}
     if "linear" in (cfg.attention, *placement.values()):
         shared |= {"linear_norm", "feature_map"}
@@ -228,7 +234,9 @@ def check_part(cfg, part: str, **shared) -> None:
 
     ``shared`` are further arguments of :class:`Encoding`.
     """
-    check_range("init_std", getattr(cfg, "init_std", 0.0), 0)  # language models and classifiers have it
+    check_range(
+        "init_std", getattr(cfg, "init_std", None) or 0.0, 0
+    )  # language models and classifiers have it
     if getattr(cfg, f"{part}_xformers_att_config", None):
         raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))

@@ -6,11 +6,13 @@ CONTRIBUTING.md has its command. ``--junitxml`` writes the losses, with which en
 import re
 
 import pytest
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from support.commands import SHORT_TRAINING, assert_resumes, generated_lines, sizes
 from support.labelled_data import write_text_dataset
 from support.tiny import BIN, PLUGIN, preprocess, run_command, write_text
 
 import fairseq_lrpe.models  # noqa: F401  (for safe loading of checkpoints)
+from fairseq_lrpe.encodings import ENCODINGS
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +85,8 @@ def test_training_resuming_evaluation_and_generation(arch, data, tmp_path, recor
     log = ["--log-interval", 1, "--log-format", "simple", "--dropout", 0.1]
     assert_resumes(train, tmp_path, (2, 4), *task, *MORE.get(name, []), *log)
     assert len(losses) == 8
+    [model], cfg, _ = load_model_ensemble_and_task([str(tmp_path / "resumed/checkpoint_last.pt")])
+    assert ENCODINGS[cfg.model.encoding] in {type(module) for module in model.modules()}
 
     def evaluate(command, *flags):
         shared = ["--path", tmp_path / "resumed/checkpoint_last.pt", "--user-dir", PLUGIN, "--cpu"]
