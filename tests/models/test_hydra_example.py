@@ -12,7 +12,7 @@ SMALL += "model.decoder_ffn_embed_dim=64 model.decoder_attention_heads=4 optimiz
 
 def test_documented_example_trains(data_bin, tmp_path):
     words = [f"task.data={data_bin}", *SMALL.split(), "model.dropout=0.3", "dataset.num_workers=0"]
-    words += [f"checkpoint.save_dir={tmp_path}/checkpoints", f"hydra.run.dir={tmp_path}/hydra"]
+    words += [f"checkpoint.save_dir={tmp_path}/checkpoints"]
     done = run_command("fairseq-hydra-train", "--config-dir", "docs/hydra", "--config-name", "lm", *words)
     assert done.returncode == 0, done.stderr
     state = torch.load(tmp_path / "checkpoints/checkpoint_last.pt", weights_only=True)
