@@ -36,7 +36,9 @@ def test_arguments_folder_and_environment(words):
 
 @pytest.mark.parametrize("answer, code", [("signal.SIG_DFL", -signal.SIGTERM), ("lambda *_: exit(3)", 3)])
 def test_signals_are_forwarded(answer, code):
-    program = f"import signal; signal.signal(signal.SIGTERM, {answer}); input('here\\n')"
+    program = f"import signal, time; signal.signal(signal.SIGTERM, {answer}); print('here', flush=True)"
+    # The handler of a signal that comes just before a blocking call, such as input(), would not run.
+    program += "\nwhile True: time.sleep(0.01)"
     with start(program, stderr=subprocess.DEVNULL) as fork:
         assert fork.stdout.readline() == "here\n"
         fork.terminate()

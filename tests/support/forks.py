@@ -26,7 +26,7 @@ from pathlib import Path
 
 BIN = Path(sys.executable).parent
 CLIENT = """#!{python} -IS
-import json, os, signal, socket, sys
+import json, os, select, signal, socket, sys
 here, name = os.path.split(sys.argv.pop(0))
 modules = ("fairseq_cli.", "fairseq_lrpe", "data_prep")
 if sys.argv[:2] == ["-u", "-m"]:  # torchrun's option, which the environment variable replaces
@@ -38,12 +38,19 @@ files = [int(x) for x in os.listdir("/proc/self/fd")]
 files = [x for x in sorted(files) if os.path.exists(f"/proc/self/fd/{{x}}")]  # not the listing's own
 server = socket.socket(socket.AF_UNIX)
 server.connect(f"{{here}}/server")
+forwarded = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+mask = signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # until their handlers are installed
 request = json.dumps([here, name, sys.argv, os.getcwd(), dict(os.environ)]).encode()
 socket.send_fds(server, [len(request).to_bytes(4, "big")], files)
 server.sendall(request)
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+server.setblocking(False)
+# A handler in Python would not run if the signal came just before a blocking call.
+signal.set_wakeup_fd(server.fileno())
+for number in forwarded:
     if signal.getsignal(number) is not signal.SIG_IGN:
-        signal.signal(number, lambda number, frame: server.send(bytes([number])))
+        signal.signal(number, lambda number, frame: None)
+signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+select.select([server], [], [])
 code = int(server.recv(16) or 1)
 if code < 0:
     signal.signal(-code, signal.SIG_DFL)
