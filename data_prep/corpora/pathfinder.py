@@ -296,7 +296,8 @@ def patch(framed: np.ndarray, head: Point) -> np.ndarray:
 
 
 def fits(taken: np.ndarray, paddle: Paddle) -> bool:
-    return (patch(taken, paddle.head) + paddle_masks(paddle.angle)[1]).max() < FULL
+    # numpy 2 would round FULL to float32, which gives other images than numpy 1.
+    return float((patch(taken, paddle.head) + paddle_masks(paddle.angle)[1]).max()) < FULL
 
 
 def cover(taken: np.ndarray, paddles: Iterator[Paddle]) -> None:
