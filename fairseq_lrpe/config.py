@@ -234,9 +234,8 @@ def check_part(cfg, part: str, **shared) -> None:
 
     ``shared`` are further arguments of :class:`Encoding`.
     """
-    check_range(
-        "init_std", getattr(cfg, "init_std", None) or 0.0, 0
-    )  # language models and classifiers have it
+    # Language models and classifiers have this flag.
+    check_range("init_std", getattr(cfg, "init_std", None) or 0.0, 0)
     if getattr(cfg, f"{part}_xformers_att_config", None):
         raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up the Python environment of the other scripts, which is the active virtual environment or .venv in the
-# repository. It runs scripts/setup_env.py with the newest of Python 3.11, 3.12 and 3.13 on PATH; --help lists the options.
+# repository. It runs scripts/setup_env.py with the newest of Python 3.11, 3.12 and 3.13 on PATH, or with that of
+# the environment; --help lists the options.
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 supported='import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'

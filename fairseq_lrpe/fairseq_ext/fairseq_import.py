@@ -31,8 +31,10 @@ try:
             import_module(f"fairseq.data.{module}")
 except Exception as error:  # numpy raises several types
     cause = str(error).partition(" (")[0]
-    package = "fairseq" if sys.version_info < (3, 11) else "fairseq-fixed"
+    # Where torch is found, fairseq 0.12.2 builds an extension of which its source archive lacks a file.
+    original = sys.version_info < (3, 11)
+    package = "fairseq==0.12.2" if original else "--no-build-isolation fairseq-fixed"
     _fail(
         f"fairseq was not built for numpy {np.__version__} ({cause}): run `pip install "
-        f"--no-cache-dir --force-reinstall --no-deps --no-build-isolation {package}`"
+        f"--no-cache-dir --force-reinstall --no-deps {package}`"
     )
