@@ -110,6 +110,18 @@ METHODS = {
     ),
     "cope": Method({"encoding": "cope"}, "CoPE, Golovneva et al. 2024"),
     "path": Method({"encoding": "path"}, "PaTH, Yang et al. 2025"),
+    "path_fox": Method({"encoding": "path_fox"}, "PaTH-FoX, Yang et al. 2025"),
+    "fox": Method({"encoding": "fox"}, "Forgetting Transformer, Lin et al. 2025"),
+    "fox_rope": Method({"encoding": "fox_rope"}, "Forgetting Transformer with RoPE, Lin et al. 2025"),
+    "cable": Method({"encoding": "fox", "fox_no_bias": True}, "CABLE, Veisi et al. 2025"),
+    "gla": Method({"encoding": "gla", "linear_norm": "layernorm"}, "GLA, Yang et al. 2024"),
+    "selective_rope": Method(
+        {"encoding": "selective_rope", "linear_norm": "layernorm"}, "Selective RoPE, Movahedi et al. 2025"
+    ),
+    "selective_rope_fox": Method(
+        {"encoding": "selective_rope_fox", "linear_norm": "layernorm"},
+        "Selective RoPE with a forget gate, Movahedi et al. 2025",
+    ),
     "cosformer": Method({"encoding": "cosformer", "feature_map": "relu"}, "Qin et al. 2022"),
     "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),
     "tmlr_type2": _lrpe("orthogonal", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type2'", **_THETA),

@@ -106,6 +106,14 @@ def input_features(encoding, length):
     return encoding.input_features(torch.randn(1, encoding.left_context + length, E).to(like))
 
 
+def context_at(encoding, features, start, count, q_offset=0, k_offset=0):
+    """Returns the context of new keys, of which features (1, H, L, F) of a sequence are given, or None."""
+    if features is None:
+        return Context(q_offset, k_offset)
+    earlier = features[:, :, :start].double().sum(2, keepdim=True)
+    return Context(q_offset, k_offset, None, features[:, :, start : start + count], earlier)
+
+
 @every_case()
 def test_right_padding_has_no_effect(case):
     check_padding(case, "right")
@@ -131,8 +139,7 @@ def check_padding(case, side):
     assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
 
 
-def encode(encoding, q, k, q_offset, k_offset):
-    context = Context(q_offset, k_offset)
+def encode(encoding, q, k, context):
     return [
         *encoding(q, k, context),
         encoding.encode_values(k, context),
@@ -143,9 +150,12 @@ def encode(encoding, q, k, q_offset, k_offset):
 @every_case()
 def test_single_positions_match_full_sequence(case):
     encoding, (q, k) = build(case).encoding, torch.randn(2, 2, H, 5, D, dtype=torch.float64)
+    features = input_features(encoding, 5)
     for q_offset, k_offset in ((0, 0), (9, 2), (300, 290)):
-        whole = encode(encoding, q, k, q_offset, k_offset)
-        steps = [encode(encoding, q[:, :, [i]], k[:, :, [i]], q_offset + i, k_offset + i) for i in range(5)]
+        contexts = [context_at(encoding, features, 0, 5, q_offset, k_offset)]
+        contexts += [context_at(encoding, features, i, 1, q_offset + i, k_offset + i) for i in range(5)]
+        whole = encode(encoding, q, k, contexts[0])
+        steps = [encode(encoding, q[:, :, [i]], k[:, :, [i]], contexts[1 + i]) for i in range(5)]
         assert_same([torch.cat(parts, dim=2) for parts in zip(*steps, strict=True)], whole, 1e-12)
 
 
@@ -259,8 +269,10 @@ def test_positions_affect_the_output(case):
 @every_causal
 def test_decay_is_at_most_1_and_only_causal(case):
     """Encodings that are not ``bidirectional`` are rejected in bidirectional attention."""
-    decay, bidirectional = build(case).encoding.log_decay(), case._replace(causal=False)
-    assert decay is None or (decay.shape in ((H,), (H, D), (1, D)) and (decay <= 0).all())
+    encoding, bidirectional = build(case).encoding, case._replace(causal=False)
+    decay = encoding.log_decay(Context(features=input_features(encoding, L)))
+    shapes = (H,), (H, D), (1, D), (1, H, L), (1, H, L, D)
+    assert decay is None or (decay.shape in shapes and (decay <= 0).all())
     if supports(bidirectional):
         assert build(bidirectional).encoding.log_decay() is None
     else:
@@ -277,12 +289,13 @@ def test_half_precision(case, dtype):
         out, _ = module(x, incremental_state=state if case.causal else None)
         assert out.dtype == dtype and out.isfinite().all()
     q, k = (torch.randn(1, H, L, D).to(dtype) for _ in range(2))
+    steps = input_features(module.encoding, L)
     if module.encoding.decomposable:
-        exact = encode(copy.deepcopy(module.encoding).double(), q.double(), k.double(), 30, 0)
-        for ours, theirs in zip(encode(module.encoding, q, k, 30, 0), exact, strict=True):
+        context = context_at(module.encoding, steps, 0, L, 30)
+        exact = encode(copy.deepcopy(module.encoding).double(), q.double(), k.double(), context)
+        for ours, theirs in zip(encode(module.encoding, q, k, context), exact, strict=True):
             assert ours.dtype == dtype
             assert (ours - theirs).norm() / theirs.norm() < 2 * torch.finfo(dtype).eps
-    steps = input_features(module.encoding, L)
     found = all_scores(module.encoding, q, k, features=steps)
     exact = None if steps is None else steps.double()
     expected = all_scores(module.encoding.double(), q.double(), k.double(), features=exact)
@@ -304,8 +317,8 @@ def test_far_positions_in_half_precision(case, dtype):
     lowest, tolerance = torch.finfo(dtype).min / 2, 4 * torch.finfo(dtype).eps  # biases are finite
     for distance in (100, 1000, 10_000):
         q = torch.randn(1, H, 1, D).to(dtype)
-        k = q.expand(-1, -1, 1 if encoding.decomposable else distance + 1, -1)
         steps = input_features(half, distance + 1)
+        k = q.expand(-1, -1, 1 if encoding.decomposable and steps is None else distance + 1, -1)
         with torch.no_grad():
             given = (q.double(), k.double(), distance, None if steps is None else steps.double())
             expected = score_of_first_key(exact, *given).clamp(min=lowest)
@@ -319,7 +332,8 @@ def score_of_first_key(encoding, q, k, position, steps):
     """Returns the score of the query at a position with key 0, or the cosine of their encodings."""
     if not encoding.decomposable:
         return all_scores(encoding, q, k, position, features=steps)[..., 0]
-    return torch.cosine_similarity(*(x.double() for x in encoding(q, k, Context(position))), dim=-1)
+    q, k = encoding(q, k, Context(position, features=steps))
+    return torch.cosine_similarity(q.double(), k[:, :, :1].double(), dim=-1)
 
 
 @every_encoding

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from fairseq_lrpe.encodings import Context, Encoding, build_encoding
+from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import at_least_float32
 
@@ -22,11 +23,13 @@ class AttentionState(NamedTuple):
         past: cached keys and values in softmax attention, running sums in linear attention, or None.
         length: number of previous positions.
         inputs: last inputs (B, left_context, E), if the encoding uses ``input_features``, otherwise None.
+        feature_sum: sum of the features of all previous positions (B, H, 1, ...), likewise.
     """
 
     past: dict | None = None
     length: int = 0
     inputs: Tensor | None = None
+    feature_sum: Tensor | None = None
 
 
 class SelfAttention(nn.Module):
@@ -131,7 +134,7 @@ class SelfAttention(nn.Module):
                 f"inputs must have three dimensions, of which the last is embed_dim {self.embed_dim}, not "
                 f"shape {tuple(x.shape)}"
             )
-        past, offset, inputs = state or AttentionState()
+        past, offset, inputs, feature_sum = state or AttentionState()
         keys = x if keys is None else keys
         parts = [keys] if memory is None else [memory, keys]
         q = self.split_heads(self.q_proj(x))
@@ -142,14 +145,19 @@ class SelfAttention(nn.Module):
             key_padding_mask = F.pad(key_padding_mask, (k.size(2) - key_padding_mask.size(1), 0))
         features, inputs = self._input_features(parts, key_padding_mask, inputs)
         offsets = (offset + earlier, offset) if position_index is None else (position_index,) * 2
-        context = Context(*offsets, key_padding_mask, features)
+        context = Context(*offsets, key_padding_mask, features, feature_sum)
         if self.encoding.float32_parameters and self.encoding.log_decay(context) is not None:
             # The gradient of an angle is the difference of a term of q and a term of k, both proportional to
             # absolute positions. With a decay, the difference is far smaller than the terms.
             q, k = at_least_float32(q), at_least_float32(k)
         o, past = self.attend(q, k, v, context, past, return_state)
         out = self.out_proj(self.merge_heads(o).to(x.dtype))
-        return (out, AttentionState(past, offset + k.size(2), inputs)) if return_state else out
+        if not return_state:
+            return out
+        if features is not None:
+            total = to_float64(features).sum(2, keepdim=True)
+            feature_sum = total if feature_sum is None else feature_sum + total
+        return out, AttentionState(past, offset + k.size(2), inputs, feature_sum)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Splits the heads: (B, L, H·d) -> (B, H, L, d)."""

@@ -5,10 +5,11 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention
-from fairseq_lrpe.encodings import Encoding
+from fairseq_lrpe.encodings import Encoding, prepare
 
 _CAUSAL_BLOCK_SIZE = 128
 """Approximate number of queries per block in causal attention whose scores are modified by the encoding."""
@@ -68,6 +69,10 @@ class SoftmaxAttention(SelfAttention):
     def attend(self, q, k, v, context, past, return_state):
         q, k = self.encoding(q, k, context)
         v = self.encoding.encode_values(v, context).to(q.dtype)
+        decay = self.encoding.log_decay(context)
+        if decay is not None and decay.dim() == 3:
+            decay = decay[..., None]
+        varies = decay is not None and decay.dim() > 2
         if past is not None:
             _check_past(past, q, context.k_offset)
             order, past_mask = past["order"], past["key_padding_mask"]
@@ -76,6 +81,9 @@ class SoftmaxAttention(SelfAttention):
             mask = _concat_masks(past_mask, context.key_padding_mask, context.k_offset, k)
             context = context._replace(key_padding_mask=mask)
             k, v = _append(past["k"], order, k), _append(past["v"], order, v)
+            decay = _append(past["log_decay"], order, decay) if varies else decay
+        state = {"v": v, "log_decay": decay if varies else None, "order": None}
+        context = context._replace(log_decay=decay.squeeze(-1) if varies else decay)
 
         length, outputs = q.size(2), []
         block_size, recompute = length, length > 1024 and torch.is_grad_enabled()
@@ -87,7 +95,7 @@ class SoftmaxAttention(SelfAttention):
                 block_size = min(
                     block_size, max(16, _MAX_BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2)))
                 )
-        context = context._replace(prepared=self.encoding.prepare(q, k, context))
+        context = prepare(self.encoding, q, k, context)
         # The largest block comes first, so that the others reuse its memory.
         for start in reversed(range(0, length, max(1, block_size))):
             block = q[:, :, start : start + block_size]
@@ -99,16 +107,16 @@ class SoftmaxAttention(SelfAttention):
             else:
                 outputs.append(self._attend_block(*arguments))
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1] or [v[:, :, :0]], dim=2)
-        cached_keys = self.encoding.cached_keys(k, context) if return_state else k
-        return o, {"k": cached_keys, "v": v, "key_padding_mask": context.key_padding_mask, "order": None}
+        state["k"] = self.encoding.cached_keys(k, context) if return_state else k
+        return o, {**state, "key_padding_mask": context.key_padding_mask}
 
     def reorder_state(self, state: AttentionState, order: Tensor) -> AttentionState:
         """Returns the state with a new row order; rows are copied when the next keys are appended."""
-        past, length, inputs = state
-        inputs = None if inputs is None else inputs.index_select(0, order)
+        past, *rest = state
+        rest = tree_map_only(torch.Tensor, lambda x: x.index_select(0, order), rest)
         if past["order"] is not None:
             order = past["order"].index_select(0, order)
-        return AttentionState({**past, "order": order}, length, inputs)
+        return AttentionState({**past, "order": order}, *rest)
 
     def _attend_block(self, q, k, v, context):
         """Returns the output for a block of queries; keys start at position 0."""

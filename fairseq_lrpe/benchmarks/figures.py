@@ -140,7 +140,7 @@ def grid(count: int, columns: int, size: tuple[float, float], **options) -> tupl
 def is_relative(name: str) -> bool:
     """Returns whether a method's scores depend on the distance only, and not on other tokens."""
     encoding = ENCODINGS[METHODS[name].encoding]
-    if encoding is ENCODINGS["none"] or encoding.uses_absolute_positions:
+    if encoding is ENCODINGS["none"] or encoding.uses_absolute_positions or encoding.left_context is not None:
         return False
     return encoding.decomposable or encoding.bidirectional
 
@@ -153,10 +153,7 @@ def scores_by_distance(method: Method, reach: int = 256, heads: int = 4, head_di
     parameters of the method's encoding. Query and keys are the same random positive unit vector.
     """
     encoding, x = _initial(method, "softmax", reach, heads, head_dim)
-    context = Context(reach, 0)
-    if encoding.left_context is not None:
-        inputs = torch.randn(1, encoding.left_context + reach + 1, heads * head_dim)
-        context = context._replace(features=encoding.input_features(inputs))
+    context = Context(reach, 0, features=_features(encoding, reach))
     q, k = encoding(x[:, :, :1], x, context)
     return softmax_scores(encoding, q, k, context)[0, :, 0].flip(-1)
 
@@ -175,9 +172,18 @@ def weights_by_distance(
     encoding, x = _initial(method, "linear", reach, heads, head_dim)
     x = FEATURE_MAPS[method.flags.get("feature_map", "elu")](x)
     identity = torch.eye(reach + 1).expand(1, heads, -1, -1)  # of these values, the outputs are the weights
-    options = {"causal": True, "log_decay": encoding.log_decay(), "normalize": False}
-    weights = linear_attention(*encoding(x, x), identity, **options)[0, :, -1].flip(-1)
+    context = Context(features=_features(encoding, reach))
+    options = {"causal": True, "log_decay": encoding.log_decay(context), "normalize": False}
+    weights = linear_attention(*encoding(x, x, context), identity, **options)[0, :, -1].flip(-1)
     return weights / x[0, 0, 0].square().sum()
+
+
+def _features(encoding, reach):
+    """Returns the encoding's features of random inputs, or None if it does not use the inputs."""
+    if encoding.left_context is None:
+        return None
+    width = encoding.num_heads * encoding.head_dim
+    return encoding.input_features(torch.randn(1, encoding.left_context + reach + 1, width))
 
 
 def _initial(method, attention, reach, heads, head_dim):

@@ -11,6 +11,7 @@ from fairseq_lrpe.encodings.base import (
     build_encoding,
     check_choice,
     encoding_options,
+    prepare,
     register_encoding,
     softmax_scores,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "build_encoding",
     "check_choice",
     "encoding_options",
+    "prepare",
     "register_encoding",
     "softmax_scores",
 ]

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.ops.decay import decayed_products, finite_log_decay
+from fairseq_lrpe.ops.decay import decayed_products, finite_log_decay, gate_bias, gated_products
+from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import Float32Parameters
 from fairseq_lrpe.ops.relative import expand_distances
@@ -27,6 +28,9 @@ class Context(NamedTuple):
             those of the keys.
         key_padding_mask: (B, Lk), True at padding, or None.
         features: the :meth:`Encoding.input_features` of the new keys, which are the last ones, or None.
+        feature_sum: the sum of the features of all earlier keys, (B, H, 1, ...) in float64, or None for 0.
+        log_decay: the result of :meth:`Encoding.log_decay` in softmax attention. A decay that depends on the
+            input also contains those of the earlier keys.
         prepared: the result of :meth:`Encoding.prepare`.
     """
 
@@ -34,6 +38,8 @@ class Context(NamedTuple):
     k_offset: int | PositionIndex = 0
     key_padding_mask: Tensor | None = None
     features: Tensor | None = None
+    feature_sum: Tensor | None = None
+    log_decay: Tensor | None = None
     prepared: Any = None
 
     def block(self, start: int, count: int) -> "Context":
@@ -147,6 +153,10 @@ class Encoding(Float32Parameters):
         exp(log_decay·(i−j)), and softmax attention adds log_decay·(i−j) to the scores, as ALiBi does (Press
         et al. 2022). With shape (H, d), or (1, d) for all heads, each feature t has its own decay: q_i·k_j
         becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt in both.
+
+        A decay that depends on the layer's input has shape (B, H, n) or (B, H, n, d) for the n new keys, of
+        which ``context.features`` are known, and is 0 at padding. Σ_{l=j+1..i} log_decay_l then replaces
+        log_decay·(i−j).
         """
         return None
 
@@ -164,10 +174,14 @@ class Encoding(Float32Parameters):
             q: queries as returned by :meth:`forward`.
             k: keys as returned by :meth:`forward`, preceded by those of earlier calls, as returned by
                 :meth:`cached_keys`.
-            context: the context of the call, without ``prepared``.
+            context: the context of the call without ``prepared``, which :func:`prepare` adds.
         """
-        decay = self.log_decay(context)
-        return None if decay is None or decay.dim() == 1 else decayed_products(decay, q, k)
+        decay = context.log_decay
+        if decay is None or decay.dim() == 1:
+            return None
+        if decay.dim() == 2:
+            return decayed_products(decay, q, k)
+        return to_float64(finite_log_decay(decay)).cumsum(-1) if decay.dim() == 3 else gated_products(decay)
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
         """Returns the term that softmax attention adds to the scaled scores, or None for no term.
@@ -181,10 +195,11 @@ class Encoding(Float32Parameters):
             A tensor broadcastable to (B, H, Lq, Lk). If causal, entries of keys after their query are
             arbitrary, but finite.
         """
-        decay, q_offset = self.log_decay(context), context.q_offset
+        decay, q_offset, queries, keys = context.log_decay, context.q_offset, q.size(-2), k.size(-2)
+        if decay is not None and decay.dim() == 3:
+            return gate_bias(context.prepared, queries, keys, q_offset, q.dtype)
         if decay is None or decay.dim() > 1:
             return None
-        queries, keys = q.size(-2), k.size(-2)
         if isinstance(q_offset, PositionIndex):
             last = q_offset.max_position
             distance = torch.arange(last, -last - 1, -1, device=decay.device).clamp(min=0)
@@ -199,8 +214,8 @@ class Encoding(Float32Parameters):
         The arguments are those of :meth:`bias`. Entries of keys after their query or at padding are
         arbitrary.
         """
-        decay = self.log_decay(context)
-        if decay is None or decay.dim() == 1:
+        decay = context.log_decay
+        if decay is None or decay.dim() in (1, 3):
             return None
         return context.prepared(self.scale * q, k, context.q_offset)
 
@@ -274,12 +289,19 @@ def position_tables(build: Callable, q: Tensor, k: Tensor, context: Context) -> 
     return q_table, q_table if same else build(k, k_offset)
 
 
+def prepare(encoding: Encoding, q: Tensor, k: Tensor, context: Context) -> Context:
+    """Returns the context with ``log_decay`` and ``prepared``, for the calls of ``bias`` and ``scores``."""
+    if context.log_decay is None:
+        context = context._replace(log_decay=encoding.log_decay(context))
+    return context._replace(prepared=encoding.prepare(q, k, context))
+
+
 def softmax_scores(encoding: Encoding, q: Tensor, k: Tensor, context: Context = START) -> Tensor:
     """Returns the scaled scores (B, H, Lq, Lk) of softmax attention for encoded q and k, as one block.
 
     If the encoding is causal, entries of keys after their query are arbitrary.
     """
-    context = context._replace(prepared=encoding.prepare(q, k, context))
+    context = prepare(encoding, q, k, context)
     scores = encoding.scores(q, k, context)
     if scores is not None:
         return scores

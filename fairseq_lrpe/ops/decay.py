@@ -1,14 +1,26 @@
-"""Products of queries and keys whose features decay with the distance, each at its own rate."""
+"""Products of queries and keys whose features decay with the distance, at constant or varying rates."""
 
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.precision import at_least_float32
 
 MIN_LOG_DECAY = -1e5
 """Logarithm that replaces that of smaller decays; all of their powers are 0 in float64, too."""
+
+_MAX_EXPONENT = 32.0
+"""Largest exponent of a weight in a product, so that the product of two weighted numbers fits float32."""
+
+MIN_LOG_GATE = -100.0
+"""Logarithm that replaces that of smaller decays of single positions.
+
+Such a decay weights all earlier keys by less than 1e-43. Sums of logarithms stay small, so that differences
+of two sums after the same strong decay are accurate in float32.
+"""
 
 
 def finite_log_decay(log_decay: Tensor) -> Tensor:
@@ -16,16 +28,16 @@ def finite_log_decay(log_decay: Tensor) -> Tensor:
 
     The decay 0 weights the distance 0 by 1, but -inf times 0 is not a number.
     """
-    return at_least_float32(log_decay).clamp(min=MIN_LOG_DECAY)
+    minimum = MIN_LOG_GATE if log_decay.dim() > 2 else MIN_LOG_DECAY
+    return at_least_float32(log_decay).clamp(min=minimum)
 
 
 def stable_block_size(log_decay: Tensor, limit: int) -> int:
     """Returns the largest block size, at most ``limit``, for which weights γ^(i−m) do not overflow.
 
-    Here, i is a position of the block and m its middle. The weights are at most e^32, so that the product of
-    two weighted numbers fits into float32.
+    Here, i is a position of the block and m its middle.
     """
-    return max(1, min(limit, int(64 / max(1e-9, -float(log_decay.detach().min())))))
+    return max(1, min(limit, int(2 * _MAX_EXPONENT / max(1e-9, -float(log_decay.detach().min())))))
 
 
 def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -66,3 +78,90 @@ def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tenso
         return torch.cat(blocks, dim=-2) if len(blocks) > 1 else blocks[0]
 
     return products
+
+
+def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Returns weights for the products Σ_t exp(c_it − c_jt) q_it k_jt of the queries and keys of a block.
+
+    The products are the sum of M ∘ (a ∘ q)(b ∘ k)ᵀ over the returned (M, a, b). If the decay inside the block
+    is weak, there is one of them: with the middle m of the block, a = exp(c − c_m), b = exp(c_m − c), and M is
+    1 for j ≤ i and 0 otherwise. If these weights could overflow, pairs across the middle are separated from
+    those of each half, which are split again; then, no weight of a pair across a middle exceeds 1.
+
+    Args:
+        sums: c, sums of log decays from the start of the block up to each position, (.., C, d).
+
+    Returns:
+        A list of M (C, C), a (.., C, d) and b (.., C, d).
+    """
+    length = sums.size(-2)
+    i = torch.arange(length, device=sums.device)
+    size = 1 << max(0, length - 1).bit_length()
+    products = []
+    while True:
+        start = i - i % size
+        middle = (start + max(0, size // 2 - 1)).clamp(max=length - 1)
+        exponent = sums - sums[..., middle, :]
+        same_block = start[:, None] == start
+        if size == 1 or sums.is_meta or float(exponent.detach().abs().max()) <= _MAX_EXPONENT:
+            mask = same_block & (i[:, None] >= i)
+            products.append((mask.to(sums.dtype), exponent.exp(), exponent.neg().exp()))
+            return products
+        right = i > middle
+        mask = same_block & right[:, None] & ~right
+        weights = (x.clamp(max=0).exp() for x in (exponent, -exponent))
+        products.append((mask.to(sums.dtype), *weights))
+        size //= 2
+
+
+def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """Returns a function that computes s_ij = Σ_t exp(Σ_{l=j+1..i} log_decay_lt) q_it k_jt for blocks of queries.
+
+    In a block of queries that starts at position p, products with the keys before p weight query i by
+    exp(c_i − c_p) and key j by exp(c_p − c_j), where c are the sums of the decays. Neither exceeds 1. Inside
+    the block, :func:`block_products` applies. Computing all products takes O(Lq Lk d) time.
+
+    Args:
+        log_decay: logarithms of the decays at each key, at most 0, (B, H, Lk, d).
+
+    Returns:
+        A function like that of :func:`decayed_products`.
+    """
+    sums = to_float64(finite_log_decay(log_decay)).cumsum(-2)
+
+    def block(q, k, first):
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        rows = q.size(-2)
+        c = (sums[..., : first + rows, :] - sums[..., first : first + 1, :]).to(q.device, dtype)
+        earlier, inner = c[..., :first, :], c[..., first:, :]
+        q, k = q.to(dtype), k.to(dtype)
+        inside = sum(
+            mask * ((q * a) @ (k[..., first : first + rows, :] * b).mT)
+            for mask, a, b in block_products(inner)
+        )
+        before = (q * inner.exp()) @ (k[..., :first, :] * earlier.neg().exp()).mT
+        return F.pad(torch.cat([before, inside], dim=-1), (0, k.size(-2) - first - rows))
+
+    def products(q, k, q_offset):
+        with torch.autocast(q.device.type, enabled=False):  # autocast would multiply in half precision
+            starts = range(0, q.size(-2), 64)
+            blocks = [block(q[..., s : s + 64, :], k, q_offset + s) for s in starts]
+        return torch.cat(blocks, dim=-2)
+
+    return products
+
+
+def gate_bias(sums: Tensor, queries: int, keys: int, q_offset: int, dtype: torch.dtype) -> Tensor:
+    """Returns the sums of the log decays after key j up to query i, c_i − c_j, (B, H, queries, keys).
+
+    Args:
+        sums: c in float64, sums of the log decays up to each position, (B, H, L).
+        queries: number of queries.
+        keys: number of keys, which start at position 0.
+        q_offset: position of the first query.
+        dtype: dtype of the result, in which all entries are finite.
+    """
+    # Differences from the first query are computed in float64, because totals of long sequences are large.
+    c = sums[..., : max(keys, q_offset + queries)] - sums[..., q_offset : q_offset + 1]
+    c = c.to(torch.promote_types(dtype, torch.float32)).clamp(max=torch.finfo(dtype).max / 4)
+    return (c[..., q_offset : q_offset + queries, None] - c[..., None, :keys]).to(dtype)

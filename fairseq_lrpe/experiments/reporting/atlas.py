@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
-from fairseq_lrpe.encodings import Encoding, encoding_options
+from fairseq_lrpe.encodings import Context, Encoding, encoding_options
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.estimation.cost import saved_storages
 from fairseq_lrpe.experiments.reporting import blocks
@@ -176,6 +176,8 @@ def _kind(encoding, flags):
         return "none" if "token_positions" in flags else "absolute"
     if encoding.uses_absolute_positions:
         return "absolute and relative"
+    if encoding.left_context is not None:
+        return "contextual"
     if _overrides(encoding, "log_decay"):
         return "decay"
     if encoding.decomposable:
@@ -184,7 +186,8 @@ def _kind(encoding, flags):
 
 
 def _effect(module, attention):
-    encoding, decay, found = module.encoding, module.encoding.log_decay(), []
+    encoding, found = module.encoding, []
+    decay = encoding.log_decay(Context(features=_random_features(encoding, 1, module.embed_dim)))
     if _overrides(encoding, "forward"):
         found.append(f"Transforms queries and keys{' after the feature map' * (attention == 'linear')}.")
     if attention == "softmax" and decay is None and _overrides(encoding, "bias"):
@@ -192,13 +195,14 @@ def _effect(module, attention):
     if attention == "softmax" and decay is None and _overrides(encoding, "scores"):
         found.append("Replaces the formula of the scores.")
     if decay is not None:
-        each = "each feature" if decay.dim() > 1 else "each head"
+        each = "each feature" if decay.dim() in (2, 4) else "each head"
+        what = "a decay with the distance" if decay.dim() < 3 else "gates of the positions between"
         if attention == "linear":
-            found.append(f"Multiplies the weights by a decay with the distance in {each}.")
-        elif decay.dim() > 1 or _overrides(encoding, "scores"):
-            found.append(f"Multiplies the products of q and k by a decay with the distance in {each}.")
+            found.append(f"Multiplies the weights by {what} in {each}.")
+        elif decay.dim() in (2, 4) or _overrides(encoding, "scores"):
+            found.append(f"Multiplies the products of q and k by {what} in {each}.")
         else:
-            found.append(f"Adds the logarithm of a decay with the distance to the scores of {each}.")
+            found.append(f"Adds the logarithm of {what} to the scores of {each}.")
     if _overrides(encoding, "encode_values"):
         also = ", and the output back" if _overrides(encoding, "decode_output") else ""
         found.append(f"Transforms the values{also}.")
@@ -227,13 +231,19 @@ def _initial_weights(modules, length):
     torch.manual_seed(0)
     encoding, layers = modules[0].encoding, []
     x = torch.randn(DRAWS, encoding.num_heads, 1, encoding.head_dim).expand(-1, -1, length, -1)
-    inputs = torch.randn(DRAWS, (encoding.left_context or 0) + length, modules[0].embed_dim)
     for module in modules:
-        has_features = encoding.left_context is not None
-        features = module.encoding.input_features(inputs) if has_features else None
+        features = _random_features(module.encoding, length, module.embed_dim)
         layers.append(attention_weights(module, x, x, features))
     weights = relative_weights(torch.stack(layers)).tolist()
     return [(distance, weights[distance]) for distance in shown_distances(length)]
+
+
+def _random_features(encoding, length, width):
+    """Returns the encoding's features of random inputs, or None if it does not use the inputs."""
+    if encoding.left_context is None:
+        return None
+    torch.manual_seed(1)
+    return encoding.input_features(torch.randn(DRAWS, encoding.left_context + length, width))
 
 
 def _kept_memory(module):

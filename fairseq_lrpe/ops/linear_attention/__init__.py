@@ -52,6 +52,9 @@ def linear_attention(
         log_decay: log γ_h ≤ 0 (H,), only if ``causal``; None means γ_h = 1, and -inf means γ_h = 0, so that
             queries attend only to the key at their own position. With shape (H, d), or (1, d) for
             all heads, each feature t has its own decay, and Σ_t γ_t^(i-j) q_it k_jt replaces q_i·k_j.
+            With shape (B, H, Lk) or (B, H, Lk, d), each key l has its own decay γ_l, by which the sums over
+            all earlier keys are multiplied: Π_{l=j+1..i} γ_l replaces γ^(i-j). A γ_l below e^-100 counts as
+            e^-100. Padding does not decay.
         key_padding_mask: bool (B, Lk), True at keys that are padding and are ignored.
         state: sums over all earlier keys, Σ k vᵀ (B, H, d, dv) and Σ k (B, H, d), as returned by a previous
             call. All queries attend to these keys.
@@ -70,8 +73,8 @@ def linear_attention(
         ValueError: for an unknown backend or one that does not support the arguments, incompatible shapes, a
             causal call with more queries than keys, a decay without ``causal``, or a chunk size below 1.
     """
-    if log_decay is not None and log_decay.dim() == 1:
-        log_decay = log_decay[:, None]
+    if log_decay is not None and log_decay.dim() in (1, 3):
+        log_decay = log_decay[..., None]
     _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size)
     if backend == "auto":
         backend = "fla" if fla_supports(q, k, v) else "chunk"
@@ -83,11 +86,16 @@ def linear_attention(
     state = None if state is None else LinearState(*(x.to(dtype) for x in state))
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+        if log_decay is not None and log_decay.dim() > 2:
+            log_decay = log_decay.masked_fill(key_padding_mask[:, None, :, None], 0.0)
     with torch.autocast(q.device.type, enabled=False):  # autocast would sum in half precision
         earlier = k.size(-2) - q.size(-2)
         # Earlier keys become part of the state, because all queries attend to both.
         if causal and earlier and backend != "reference":
-            state = update_state(state, k[:, :, :earlier].to(dtype), v[:, :, :earlier].to(dtype), log_decay)
+            decay = log_decay
+            if log_decay is not None and log_decay.dim() > 2:
+                decay, log_decay = log_decay.split([earlier, q.size(-2)], dim=2)
+            state = update_state(state, k[:, :, :earlier].to(dtype), v[:, :, :earlier].to(dtype), decay)
             k, v = k[:, :, earlier:], v[:, :, earlier:]
         args = Arguments(causal, normalize, log_decay, state, return_state, chunk_size, eps, dtype)
         return BACKENDS[backend](q, k, v, args)
@@ -115,9 +123,11 @@ def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
     for name, (x, shape) in expected.items():
         if x is not None and x.shape != shape:
             raise ValueError(f"{name} must have shape {shape} {given}, not {_shape(x)}")
-    if log_decay is not None and log_decay.shape not in ((heads, 1), (heads, d), (1, d)):
+    constant, varying = ((heads, 1), (heads, d), (1, d)), ((batch, heads, keys, n) for n in (1, d))
+    if log_decay is not None and log_decay.shape not in (*constant, *varying):
         raise ValueError(
-            f"log_decay must have shape {(heads,)}, {(heads, d)} or {(1, d)} {given}, not {_shape(log_decay)}"
+            f"log_decay must have shape {(heads,)}, {(heads, d)}, {(1, d)}, {(batch, heads, keys)} or "
+            f"{(batch, heads, keys, d)} {given}, not {_shape(log_decay)}"
         )
     if key_padding_mask is not None and key_padding_mask.dtype != torch.bool:
         raise ValueError(f"key_padding_mask must be bool (True at padding), not {key_padding_mask.dtype}")

@@ -8,7 +8,8 @@ Q, K and V be the C rows of chunk n. Then
 
 The denominator is the same with V = 1. If each feature has its own γ, W_ij is 1 for j ≤ i, and in the first
 product the features of q_i are weighted by γ^(i-m) and those of k_j by γ^(m-j), where m is the middle of the
-chunk. Chunks are then so short that neither weight overflows.
+chunk. Chunks are then so short that neither weight overflows. Decays of single positions replace powers of γ
+by exponentials of sums of log decays inside the chunk; see :func:`fairseq_lrpe.ops.decay.block_products`.
 
 The backward pass processes the chunks in reverse order with the gradient of S_n. It recomputes the products
 inside chunks from q, k and v, but not the S_n, which are stored and together d / C times as large as v.
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
-from fairseq_lrpe.ops.decay import stable_block_size
+from fairseq_lrpe.ops.decay import block_products, stable_block_size
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
@@ -45,9 +46,12 @@ def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | t
 def _plain(args, q, k, v, kv, k_sum, log_decay):
     """Computes the output and the state in differentiable operations, by the definition for each chunk."""
     size = args.chunk_size or default_chunk_size(q.size(-1), v.size(-1))
-    args, state, outputs = args._replace(log_decay=log_decay, return_state=True), LinearState(kv, k_sum), []
-    for chunk in zip(*(x.split(size, dim=2) for x in (q, k, v)), strict=True):
-        out, state = reference(*chunk, args._replace(state=state))
+    args, state, outputs = args._replace(return_state=True), LinearState(kv, k_sum), []
+    chunks = zip(*(x.split(size, dim=2) for x in (q, k, v)), strict=True)
+    varies = log_decay is not None and log_decay.dim() > 2
+    for number, chunk in enumerate(chunks):
+        decay = log_decay[:, :, number * size : (number + 1) * size] if varies else log_decay
+        out, state = reference(*chunk, args._replace(log_decay=decay, state=state))
         outputs.append(out)
     return torch.cat(outputs, dim=2), *state
 
@@ -69,9 +73,11 @@ def _split(q, v, log_decay, chunk_size, dtype):
     """Splits batch and length into parts: as many full chunks as fit at a time, and the remaining rows."""
     batch, heads, length, d = q.shape
     size = max(1, min(chunk_size or default_chunk_size(d, v.size(-1)), length))
-    if log_decay is not None and log_decay.size(-1) > 1:
-        size = stable_block_size(log_decay, size)
-    weights = {n: _Weights.create(log_decay, n, q.device, dtype) for n in {size, length % size} if n}
+    weights = None
+    if log_decay is None or log_decay.dim() == 2:
+        if log_decay is not None and log_decay.size(-1) > 1:
+            size = stable_block_size(log_decay, size)
+        weights = {n: _Weights.create(log_decay, n, q.device, dtype) for n in {size, length % size} if n}
     max_chunks = max(1, _max_part_elements(q.device) // (heads * size * max(d, v.size(-1))))
     part_batch = max(1, min(batch, max_chunks))
     parts = []
@@ -81,47 +87,62 @@ def _split(q, v, log_decay, chunk_size, dtype):
         while start < length:
             chunks = min(max_chunks // part_batch, (length - start) // size)
             shape = (chunks, size) if chunks else (1, length - start)
-            parts.append(_Part(sequences, start, *shape, heads, weights[shape[1]]))
+            parts.append(_Part(sequences, start, *shape, heads, weights and weights[shape[1]]))
             start += shape[0] * shape[1]
     return parts
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """Decay weights of a chunk with C rows; None where all weights are 1.
+    """Decay weights of the chunks with C rows of a part; None where all weights are 1.
 
-    Shapes are for one decay per head; shapes for one decay per feature follow in brackets.
+    The dimensions .. are (H, 1) for constant decays and (sequences, H, chunks) for those of single positions.
+    The last dimension is 1 for one decay per head and d for one decay per feature.
 
     Attributes:
-        pairs: W, (H, 1, C, C) [(C, C)].
-        q_state: a, weights of q in the product with the state, (H, 1, C, 1) [(H, 1, C, d)].
-        k_state: b, weights of k in the update of the state, (H, 1, C, 1) [(H, 1, C, d)].
-        state: γ^C, (H, 1, 1) [(H, d, 1)].
-        inner: weights of q and k inside the chunk, (None, None) [(H, 1, C, d) each].
+        products: weights (M, a, b) of the products inside chunks, which are the sum of M ∘ (a ∘ Q)(b ∘ K)ᵀ:
+            (C, C) or (.., C, C), and (.., C, d).
+        q_state: weights of q in the product with the state, (.., C, 1 or d).
+        k_state: weights of k in the update of the state, (.., C, 1 or d).
+        state: the decay of the state over a chunk, (.., 1 or d, 1).
     """
 
-    pairs: Tensor
+    products: list[tuple[Tensor, Tensor | None, Tensor | None]]
     q_state: Tensor | None = None
     k_state: Tensor | None = None
     state: Tensor | None = None
-    inner: tuple[Tensor | None, Tensor | None] = (None, None)
 
     @classmethod
     def create(cls, log_decay, size, device, dtype):
+        """Returns the weights of no decay or of constant ones, (H, 1), (H, d) or (1, d)."""
         i = torch.arange(size, device=device)
         ones = torch.ones(size, size, device=device, dtype=dtype).tril()
         if log_decay is None:
-            return cls(ones)
-        log_decay, per_feature = log_decay.detach().to(dtype), log_decay.size(-1) > 1
+            return cls([(ones, None, None)])
+        log_decay = log_decay.detach().to(dtype)
         rate, i = log_decay[:, None, None], i[:, None]
-        exponent = rate * (i - size // 2)
+        if log_decay.size(-1) > 1:
+            exponent = rate * (i - size // 2)
+            product = ones, exponent.exp(), exponent.neg().exp()
+        else:
+            product = torch.exp(rate * (i - i.T).clamp(min=0)).tril(), None, None
         return cls(
-            ones if per_feature else torch.exp(rate * (i - i.T).clamp(min=0)).tril(),
+            [product],
             torch.exp(rate * (i + 1)),
             torch.exp(rate * (size - 1 - i)),
-            torch.exp(log_decay * size)[..., None],
-            (exponent.exp(), exponent.neg().exp()) if per_feature else (None, None),
+            torch.exp(log_decay * size)[:, None, :, None],
         )
+
+    @classmethod
+    def of_positions(cls, log_decay):
+        """Returns the weights of decays of single positions (sequences, H, chunks, C, 1 or d)."""
+        sums = log_decay.cumsum(-2)
+        last = sums[..., -1:, :]
+        if sums.size(-1) > 1:
+            products = block_products(sums)
+        else:
+            products = [((sums - sums.mT).clamp_(max=0).exp_().tril_(), None, None)]
+        return cls(products, sums.exp(), (last - sums).exp_(), last.exp().mT)
 
 
 @dataclass(frozen=True)
@@ -134,7 +155,7 @@ class _Part:
         chunks: number of consecutive chunks.
         size: rows of each chunk.
         heads: number of heads H.
-        weights: decay weights of each chunk.
+        constant_weights: decay weights of each chunk, or None for decays of single positions.
     """
 
     sequences: slice
@@ -142,7 +163,10 @@ class _Part:
     chunks: int
     size: int
     heads: int
-    weights: _Weights
+    constant_weights: _Weights | None
+
+    def weights(self, log_decay):
+        return self.constant_weights or _Weights.of_positions(self.view(log_decay))
 
     def view(self, x):
         """Returns this part of x (B, H, L, d) as a view (sequences, H, chunks, size, d)."""
@@ -167,17 +191,33 @@ class _Part:
         """Returns ``total`` + weight ∘ (a b), computed in place."""
         return total.baddbmm_(a, b) if weight is None else total.add_(self.scale(torch.bmm(a, b), weight))
 
-    def scale_pairs_(self, scores):
-        """Multiplies the scores inside chunks by W in place, which also masks them."""
-        scores.unflatten(0, (-1, self.heads, self.chunks)).mul_(self.weights.pairs)
+    def scores(self, q, k, products):
+        """Returns the weighted products of q and k inside chunks, (sequences·H·chunks, C, C)."""
+        total = None
+        for mask, a, b in products:
+            part = self.weight_pairs_(torch.bmm(self.scale(q, a), self.scale(k, b).mT), mask)
+            total = part if total is None else total.add_(part)
+        return total
+
+    def scores_backward(self, g_scores, q, k, products, g_q, g_k):
+        """Adds the gradients of :meth:`scores` to those of q and k, in place; ``g_scores`` is overwritten."""
+        for number, (mask, a, b) in enumerate(products, start=1):
+            g = self.weight_pairs_(g_scores if number == len(products) else g_scores.clone(), mask)
+            self.add_product(g_q, g, self.scale(k, b), a)
+            self.add_product(g_k, g.mT, self.scale(q, a), b)
+
+    def weight_pairs_(self, scores, mask):
+        """Multiplies the scores inside chunks by M in place."""
+        scores.unflatten(0, (-1, self.heads, self.chunks)).mul_(mask)
         return scores
 
-    def scan(self, total, updates, backwards=False):
+    def scan(self, total, updates, decay, backwards=False):
         """Adds the updates of all chunks to a running total, which decays at each chunk.
 
         Args:
             total: running total (B, H, d, dv), modified in place.
             updates: the update of each chunk (sequences·H·chunks, d, dv).
+            decay: the decay of the state over each chunk.
             backwards: whether to go from the last chunk to the first.
 
         Returns:
@@ -187,18 +227,19 @@ class _Part:
         updates = updates.unflatten(0, (-1, self.heads, self.chunks))
         totals = torch.empty_like(updates)
         # One addition per chunk is faster than cumsum, which reads and writes element by element.
-        rows, updates = totals.unbind(2), updates.unbind(2)
+        steps = [totals.unbind(2), updates.unbind(2)]
+        if decay is not None:
+            decay = decay.mT if total.size(-2) == 1 else decay
+            steps.append(decay.expand(*decay.shape[:-3], self.chunks, -1, -1).unbind(-3))
         if backwards:
-            rows, updates = rows[::-1], updates[::-1]
+            steps = [step[::-1] for step in steps]
+        rows = steps[0]
         rows[0].copy_(total)
-        decay = self.weights.state
-        if decay is not None and total.size(-2) == 1:
-            decay = decay.mT
-        for row, update, next_row in zip(rows, updates, (*rows[1:], total), strict=True):
-            if decay is None:
-                torch.add(row, update, out=next_row)
+        for row, update, *decays, next_row in zip(*steps, (*rows[1:], total), strict=True):
+            if decays:
+                torch.addcmul(update, row, *decays, out=next_row)
             else:
-                torch.addcmul(update, row, decay, out=next_row)
+                torch.add(row, update, out=next_row)
         return totals.flatten(0, 2)
 
 
@@ -221,13 +262,12 @@ class _ChunkCausal(torch.autograd.Function):
         states, needs_grad = [], any(ctx.needs_input_grad)
 
         for part in parts:
-            w = part.weights
+            w = part.weights(log_decay)
             qs, ks, vs = (part.read(x, dtype) for x in (q, k, v))
             q_state, k_state = part.scale(qs, w.q_state), part.scale(ks, w.k_state)
-            q_inner, k_inner = part.scale(qs, w.inner[0]), part.scale(ks, w.inner[1])
-            scores = part.scale_pairs_(torch.bmm(q_inner, k_inner.mT))
-            past_kv = part.scan(kv, torch.bmm(k_state.mT, vs))
-            past_k = part.scan(totals, k_state.sum(1, keepdim=True)) if needs_k_sum else None
+            scores = part.scores(qs, ks, w.products)
+            past_kv = part.scan(kv, torch.bmm(k_state.mT, vs), w.state)
+            past_k = part.scan(totals, k_state.sum(1, keepdim=True), w.state) if needs_k_sum else None
             if needs_grad:
                 states += past_kv, past_k
             o = torch.bmm(scores, vs).baddbmm_(q_state, past_kv)
@@ -261,43 +301,52 @@ class _ChunkCausal(torch.autograd.Function):
         g_totals = g_k_sum.unsqueeze(2)  # a view
 
         for part in reversed(ctx.parts):
-            past_k, past_kv, w = states.pop(), states.pop(), part.weights
+            past_k, past_kv, w = states.pop(), states.pop(), part.weights(log_decay)
             qs, ks, vs, g_o = (part.read(x, dtype) for x in (q, k, v, g_out))
             q_state, k_state = part.scale(qs, w.q_state), part.scale(ks, w.k_state)
             if normalize:
                 sums = part.read(denominator)
                 g_o = g_o / sums.clamp(min=eps)
                 g_sums = -(g_o * part.read(out)).sum(-1, keepdim=True) * (sums >= eps)
-            q_inner, k_inner = part.scale(qs, w.inner[0]), part.scale(ks, w.inner[1])
-            scores, g_scores = part.scale_pairs_(torch.bmm(q_inner, k_inner.mT)), torch.bmm(g_o, vs.mT)
+            scores, g_scores = part.scores(qs, ks, w.products), torch.bmm(g_o, vs.mT)
             g_q_state = torch.bmm(g_o, past_kv.mT)
             if normalize:
                 g_scores += g_sums
                 g_q_state.addcmul_(g_sums, past_k)
-            part.scale_pairs_(g_scores)
 
-            g_next_kv = part.scan(g_kv, torch.bmm(q_state.mT, g_o), backwards=True)
+            g_next_kv = part.scan(g_kv, torch.bmm(q_state.mT, g_o), w.state, backwards=True)
             g_k_state = torch.bmm(vs, g_next_kv.mT)
             if ctx.needs_k_sum:
                 update = torch.bmm(g_sums.mT, q_state) if normalize else torch.zeros_like(q_state[:, :1])
-                g_k_state += part.scan(g_totals, update, backwards=True)
+                g_k_state += part.scan(g_totals, update, w.state, backwards=True)
             g_qs, g_ks = part.scale(g_q_state, w.q_state), part.scale(g_k_state, w.k_state)
-            part.write(g_q, part.add_product(g_qs, g_scores, k_inner, w.inner[0]))
-            part.write(g_k, part.add_product(g_ks, g_scores.mT, q_inner, w.inner[1]))
+            part.scores_backward(g_scores, qs, ks, w.products, g_qs, g_ks)
+            part.write(g_q, g_qs)
+            part.write(g_k, g_ks)
             part.write(g_v, torch.bmm(scores.mT, g_o).baddbmm_(k_state, g_next_kv))
 
         g_log_decay = None
         if ctx.needs_input_grad[5]:
-            # γ^(i-j) is the product of a factor γ^i of q_i and a factor γ^-j of k_j. The initial state counts
-            # as a key at position -1, and the final state as a query at position L - 1.
-            rows = q * g_q - k * g_k
-            first = (first_kv * g_kv).sum(3) + first_k_sum * g_k_sum
-            last = (kv * g_last_kv).sum(3) + k_sum * g_last_k_sum
-            if log_decay.size(1) == 1:
-                rows, first, last = (x.sum(-1, keepdim=True) for x in (rows, first, last))
-            rows = to_float64(rows)
-            i = torch.arange(q.size(2), device=rows.device, dtype=rows.dtype)
-            first, last = first.to(rows), last.to(rows)
-            g_log_decay = torch.einsum("bhid,i->bhd", rows, i) + first + (q.size(2) - 1) * last
-            g_log_decay = g_log_decay.sum(0).sum_to_size(log_decay.shape).to(log_decay)
+            ends = (first_kv, g_kv, first_k_sum, g_k_sum), (kv, g_last_kv, k_sum, g_last_k_sum)
+            g_log_decay = _log_decay_gradient(log_decay, q * g_q - k * g_k, *ends)
         return g_q.to(q.dtype), g_k.to(k.dtype), g_v, g_kv, g_k_sum, g_log_decay, None, None
+
+
+def _log_decay_gradient(log_decay, rows, first, last):
+    """Returns the gradient of the decay from q ∘ g_q − k ∘ g_k (B, H, L, d) and the states at both ends.
+
+    The weight of query i and key j is a factor exp(c_i) of q_i times a factor exp(−c_j) of k_j, where c are
+    sums of log decays. The initial state counts as a key at position -1, and the final state as a query at
+    position L - 1.
+    """
+    first, last = ((kv * g_kv).sum(3) + k_sum * g_k_sum for kv, g_kv, k_sum, g_k_sum in (first, last))
+    if log_decay.size(-1) == 1:
+        rows, first, last = (x.sum(-1, keepdim=True) for x in (rows, first, last))
+    rows = to_float64(rows)
+    first, last, length = first.to(rows), last.to(rows), rows.size(2)
+    if log_decay.dim() > 2:
+        # The decay at position n is a term of c_i for all i ≥ n.
+        return (rows.flip(2).cumsum(2).flip(2) + last[:, :, None]).to(log_decay)
+    i = torch.arange(length, device=rows.device, dtype=rows.dtype)
+    gradient = torch.einsum("bhid,i->bhd", rows, i) + first + (length - 1) * last
+    return gradient.sum(0).sum_to_size(log_decay.shape).to(log_decay)

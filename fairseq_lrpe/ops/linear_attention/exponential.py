@@ -72,10 +72,12 @@ def exp_features(
     decay = 0
     if log_decay is not None:
         rate = finite_log_decay(log_decay.to(**float64_options(q.device)))
-        rate = (rate[:, None] if rate.dim() == 1 else rate)[:, None]  # (H, 1, 1 or d)
-        position = torch.arange(-1, k.size(2), device=rate.device)[:, None]
-        decay, rate = rate * position, rate.detach()
-        slowest = (rate if per_feature else rate.amax(-1, keepdim=True)) * position
+        rate = rate[..., None] if rate.dim() in (1, 3) else rate
+        rate = rate if rate.dim() > 2 else rate[:, None].expand(-1, k.size(2), -1)  # (.., Lk, 1 or d)
+        if key_padding_mask is not None and rate.dim() > 3:
+            rate = rate.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+        decay, rate = _sums_from_zero(rate), rate.detach()
+        slowest = _sums_from_zero(rate if per_feature else rate.amax(-1, keepdim=True))
         peaks = (peaks.to(slowest) - slowest).cummax(2).values + slowest
     elif causal:
         peaks = peaks.cummax(2).values
@@ -87,6 +89,10 @@ def exp_features(
     log_scale = exponents.detach().amax(-1, keepdim=True)
     features = (exponents - log_scale).exp(), (k - maxima).exp()
     return ExpFeatures(*features, peaks - decay, peaks[:, :, -1:].to(k), log_scale)
+
+
+def _sums_from_zero(x):
+    return F.pad(x.cumsum(-2), (0, 0, 1, 0))
 
 
 def scaled_attention(

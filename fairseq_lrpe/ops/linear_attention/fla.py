@@ -17,10 +17,10 @@ MIN_COMPUTE_CAPABILITY = (8, 0)
 def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
     """Computes :func:`fairseq_lrpe.ops.linear_attention` with the kernels of flash-linear-attention.
 
-    Without decay, and with one decay per head, these are the kernels of ``simple_gla``. A learned decay is
-    repeated for every position, because the kernels return gradients of such decays only. If each feature has
+    Without decay, and with one decay per head, these are the kernels of ``simple_gla``. If each feature has
     its own decay, the kernels of ``gla`` (gated linear attention, Yang et al. 2024) are used, which read a
-    decay for every element of q.
+    decay for every element of q. A learned constant decay is repeated for every position, because the kernels
+    return gradients of such decays only.
 
     Bidirectional attention, a single query, an empty batch, and transforms of ``torch.func`` are computed by
     ``chunk`` instead. The kernels ignore ``chunk_size``, and have no second derivatives. They multiply
@@ -70,7 +70,10 @@ def _causal(q, k, v, args):
     if log_decay is None:
         decay = {}
     elif log_decay.size(-1) > 1:
+        log_decay = log_decay.transpose(1, 2) if log_decay.dim() > 2 else log_decay
         kernel, decay = chunk_gla, {"g": log_decay.expand_as(inputs[0])}
+    elif log_decay.dim() > 2:
+        decay = {"g": log_decay.squeeze(-1).transpose(1, 2)}
     elif log_decay.requires_grad:
         decay = {"g": log_decay.squeeze(-1).expand(inputs[0].shape[:-1])}
     else:

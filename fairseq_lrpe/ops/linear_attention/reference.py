@@ -10,23 +10,23 @@ def reference(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tupl
     """Computes :func:`fairseq_lrpe.ops.linear_attention` from the full score matrix."""
     q, k, v, state = q.to(args.dtype), k.to(args.dtype), v.to(args.dtype), args.state
     n, m = q.size(-2), k.size(-2)
-    log_decay = q.new_zeros(q.size(1), 1) if args.log_decay is None else args.log_decay
     i, j = torch.arange(m - n, m, device=q.device), torch.arange(m, device=q.device)
-
+    sums = _decay_sums(args.log_decay, j, q)  # (B or 1, H or 1, m, 1 or d)
     if args.causal:
-        distance = i[:, None] - j
-        weight = torch.exp(log_decay[:, None, None] * distance[..., None].clamp(min=0))  # (H, n, m, 1 or d)
+        later = j > i[:, None]
+        exponent = sums[:, :, m - n :, None] - sums[:, :, None]  # (B or 1, H or 1, n, m, 1 or d)
+        weight = torch.exp(exponent.masked_fill(later[..., None], 0.0))
         if weight.size(-1) == 1:
             scores = q @ k.transpose(-1, -2) * weight.squeeze(-1)
         else:
-            scores = torch.einsum("bhid,bhjd,hijd->bhij", q, k, weight.expand(q.size(1), -1, -1, -1))
-        scores = scores.masked_fill(distance < 0, 0.0)
+            scores = torch.einsum("bhid,bhjd,bhijd->bhij", q, k, weight.expand(*q.shape[:2], -1, -1, -1))
+        scores = scores.masked_fill(later, 0.0)
     else:
         scores = q @ k.transpose(-1, -2)
     out, denominator = scores @ v, scores.sum(-1)
 
     if state is not None:  # the state's position is -1, just before the first key
-        weighted_q = torch.exp(log_decay[:, None] * (i + 1)[:, None]) * q
+        weighted_q = torch.exp(sums[:, :, m - n :]) * q
         out = out + weighted_q @ state.kv
         denominator = denominator + (weighted_q @ state.k_sum[..., None]).squeeze(-1)
     if args.normalize:
@@ -34,9 +34,19 @@ def reference(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tupl
     if not args.return_state:
         return out
 
-    k = k * torch.exp(log_decay[:, None] * (m - 1 - j)[:, None])
+    last = sums[:, :, -1:] if m else sums.new_zeros(1, 1, 1, 1)
+    k = k * torch.exp(last - sums)
     kv, k_sum = k.transpose(-1, -2) @ v, k.sum(-2)
     if state is not None:
-        decay = torch.exp(log_decay * m)
+        decay = torch.exp(last).squeeze(2)
         kv, k_sum = kv + decay[..., None] * state.kv, k_sum + decay * state.k_sum
     return out, LinearState(kv, k_sum)
+
+
+def _decay_sums(log_decay, j, like):
+    """Returns the sums of the log decays up to each key."""
+    if log_decay is None:
+        return like.new_zeros(1, 1, len(j), 1)
+    if log_decay.dim() > 2:
+        return log_decay.cumsum(2)
+    return (log_decay[:, None] * (j + 1)[:, None])[None]

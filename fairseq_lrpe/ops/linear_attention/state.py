@@ -25,7 +25,7 @@ class Arguments(NamedTuple):
 
     causal: bool
     normalize: bool
-    log_decay: Tensor | None  # (H, 1), or per feature (H, d) or (1, d)
+    log_decay: Tensor | None  # constant (H, 1), (H, d) or (1, d), or of each key (B, H, Lk, 1 or d)
     state: LinearState | None
     return_state: bool
     chunk_size: int | None
@@ -36,7 +36,13 @@ class Arguments(NamedTuple):
 def update_state(state: LinearState | None, k: Tensor, v: Tensor, log_decay: Tensor | None) -> LinearState:
     """Returns the state after adding k (B, H, L, d) and v (B, H, L, dv), all in the dtype of the sums."""
     length = k.size(-2)
-    if log_decay is not None:
+    if log_decay is not None and log_decay.dim() > 2:
+        total = log_decay.sum(2)
+        if length > 1:
+            k = k * torch.exp(total[:, :, None] - log_decay.cumsum(2))
+        if state is not None:
+            state = LinearState(state.kv * total.exp()[..., None], state.k_sum * total.exp())
+    elif log_decay is not None:
         if length > 1:
             age = torch.arange(length - 1, -1, -1, device=k.device)
             k = k * torch.exp(log_decay[:, None] * age[:, None])

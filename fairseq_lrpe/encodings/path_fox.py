@@ -1,0 +1,38 @@
+"""PaTH with a forget gate (PaTH-FoX)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.fox import ForgetGate
+from fairseq_lrpe.encodings.path import PaTH
+
+
+@register_encoding("path_fox")
+class PaTHFoX(ForgetGate, PaTH):
+    """PaTH with FoX's forget gate: adds Σ_{l=j+1..i} log f_l to the scores of PaTH (Yang et al. 2025)."""
+
+    decomposable = False
+    left_context = PaTH.left_context
+
+    def __init__(self, **shared):
+        super().__init__(**shared)
+
+    def input_features(self, x: Tensor) -> Tensor:
+        """Returns √β w and log f (B, H, n, d + 1)."""
+        gates = self.log_gates(x[:, self.left_context :])
+        return torch.cat([PaTH.input_features(self, x), gates], dim=-1)
+
+    def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
+        reflections = context._replace(features=context.features[..., :-1])
+        return PaTH.prepare(self, q, k, reflections), Encoding.prepare(self, q, k, context)
+
+    def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
+        reflected, gates = context.prepared
+        scores = PaTH.scores(self, q, k, context._replace(prepared=reflected))
+        return scores + Encoding.bias(self, q, k, context._replace(prepared=gates))
+
+    def cached_keys(self, k: Tensor, context: Context) -> Tensor:
+        return PaTH.cached_keys(self, k, context._replace(prepared=context.prepared[0]))

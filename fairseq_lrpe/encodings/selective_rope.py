@@ -1,0 +1,88 @@
+"""Selective RoPE: rotations by angles that depend on the input."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.fox import ForgetGate
+from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.float64 import to_float64
+from fairseq_lrpe.ops.precision import at_least_float32
+from fairseq_lrpe.ops.rotation import complex_dtype, rotate_pairs
+
+RANK, KERNEL_SIZE, BASE = 16, 4, 500_000.0
+"""Rank of the linear layer, size of the convolution and base of the temperatures, as in the paper."""
+
+_GATE_HELP = "multiply selective RoPE's angles by a gate of each head"
+
+
+@register_encoding("selective_rope", gate=_GATE_HELP)
+class SelectiveRoPE(Encoding):
+    """Rotates feature pairs by sums of angles that depend on the input (Movahedi et al. 2025).
+
+    The pair (y_2m, y_2m+1) of q and k at position t is rotated by τ_m Σ_{s≤t} φ_sm, where τ_m is
+    500000^(−2m/d). φ is a causal depthwise convolution over 4 positions, without bias or activation, of
+    W₂ W₁ x_s/‖x_s‖, where x is the layer's input and W₁ has rank 16. With ``gate``, φ_s is multiplied by
+    σ(w_h·x_s/‖x_s‖ + b_h). The angles of each head are its own, and padding has the angle 0. Initial values
+    are those of torch's layers, as in the authors' code.
+
+    Sums of angles are computed in float64. Decoding stores the last three inputs and the sum of all angles.
+    The encoding takes O(L d) time in addition to the products with W₁ and W₂.
+    """
+
+    bidirectional = False
+    left_context = KERNEL_SIZE - 1
+
+    def __init__(self, *, gate: bool = False, **shared):
+        super().__init__(**shared)
+        if self.head_dim % 2:
+            raise ValueError(
+                f"{self.name} rotates pairs of features: head_dim must be even, not {self.head_dim}"
+            )
+        width, angles = self.num_heads * self.head_dim, self.num_heads * self.head_dim // 2
+        self.w_in, self.w_out = nn.Linear(width, RANK, bias=False), nn.Linear(RANK, angles, bias=False)
+        self.convolution = nn.Parameter(torch.empty(KERNEL_SIZE, angles))
+        nn.init.uniform_(self.convolution, -(KERNEL_SIZE**-0.5), KERNEL_SIZE**-0.5)
+        self.angle_gate = nn.Linear(width, self.num_heads) if gate else None
+
+    def input_features(self, x: Tensor) -> Tensor:
+        """Returns φ (B, H, n, d/2)."""
+        x = F.normalize(at_least_float32(x), dim=-1).to(x.dtype)
+        y, length = self.w_out(self.w_in(x)), x.size(1) - self.left_context
+        phi = sum(y[:, t : t + length] * row for t, row in enumerate(self.convolution))
+        phi = at_least_float32(phi).unflatten(-1, (self.num_heads, -1))
+        if self.angle_gate is not None:
+            phi = phi * self.angle_gate(x[:, self.left_context :]).sigmoid()[..., None]
+        return phi.transpose(1, 2)
+
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        half = self.head_dim // 2
+        angles = to_float64(context.features[..., :half]).cumsum(2)
+        if context.feature_sum is not None:
+            angles = angles + context.feature_sum[..., :half]
+        angles = angles * constant(_temperatures, half, device=angles.device)
+        table = torch.polar(torch.ones_like(angles), angles).to(k.device, complex_dtype(k))
+        return rotate_pairs(q, table[:, :, k.size(2) - q.size(2) :]), rotate_pairs(k, table)
+
+
+def _temperatures(count):
+    """Returns τ (count,)."""
+    return BASE ** (-torch.arange(count, dtype=torch.float64, device="cpu") / count)
+
+
+@register_encoding(
+    "selective_rope_fox", gate=_GATE_HELP, no_bias="use a forget gate without bias"
+)
+class SelectiveRoPEFoX(ForgetGate, SelectiveRoPE):
+    """Selective RoPE with FoX's forget gate: both rotation and decay depend on the input."""
+
+    left_context = SelectiveRoPE.left_context
+
+    def __init__(self, *, gate: bool = False, no_bias: bool = False, **shared):
+        super().__init__(gate=gate, no_bias=no_bias, **shared)
+
+    def input_features(self, x: Tensor) -> Tensor:
+        """Returns φ and log f (B, H, n, d/2 + 1)."""
+        gates = self.log_gates(x[:, self.left_context :])
+        return torch.cat([SelectiveRoPE.input_features(self, x), gates], dim=-1)
