@@ -61,7 +61,7 @@ class SelectiveRoPE(Encoding):
         angles = to_float64(context.features[..., :half]).cumsum(2)
         if context.feature_sum is not None:
             angles = angles + context.feature_sum[..., :half]
-        angles = angles * constant(_temperatures, half, device=angles.device)
+        angles = angles * constant(_temperatures, half, device=angles.device, dtype=angles.dtype)
         table = torch.polar(torch.ones_like(angles), angles).to(k.device, complex_dtype(k))
         return rotate_pairs(q, table[:, :, k.size(2) - q.size(2) :]), rotate_pairs(k, table)
 

@@ -103,7 +103,7 @@ def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         middle = (start + max(0, size // 2 - 1)).clamp(max=length - 1)
         exponent = sums - sums[..., middle, :]
         same_block = start[:, None] == start
-        if size == 1 or sums.is_meta or float(exponent.detach().abs().max()) <= _MAX_EXPONENT:
+        if size == 1 or _is_at_most(exponent, _MAX_EXPONENT):
             mask = same_block & (i[:, None] >= i)
             products.append((mask.to(sums.dtype), exponent.exp(), exponent.neg().exp()))
             return products
@@ -112,6 +112,11 @@ def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         weights = (x.clamp(max=0).exp() for x in (exponent, -exponent))
         products.append((mask.to(sums.dtype), *weights))
         size //= 2
+
+
+def _is_at_most(x, limit):
+    # Meta tensors have no values.
+    return x.is_meta or not x.numel() or float(x.detach().abs().max()) <= limit
 
 
 def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]:

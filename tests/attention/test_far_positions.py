@@ -20,6 +20,7 @@ ENCODES_ONLY_Q_AND_K = [
     (name, options)
     for name, options in CASES
     if ENCODINGS[name].forward is not Encoding.forward and name not in ("roper", "rope_values")
+    if ENCODINGS[name].left_context is None
 ]
 
 

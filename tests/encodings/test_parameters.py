@@ -33,6 +33,8 @@ TABLE |= {f"to_{name}.bias": (E,) for name in ("query", "key")}
 SPE = {"freqs": (H, D, 1), "offsets": (H, D, 1), "gains": (H, D, 1), "gate": (H, D)}
 FIRE = {"c": (1,), "multiplier": (1,), "hidden_weight": (32, 1), "hidden_bias": (32,)}
 PATH = {"w_in.weight": (32, E), "w_out.weight": (E, 32), "convolution": (3, E)}
+GATE = {"gate.weight": (H, E), "gate.bias": (H,)}
+ANGLES = {"w_in.weight": (16, E), "w_out.weight": (E // 2, 16), "convolution": (4, E // 2)}
 DEBERTA = {"rel_embeddings.weight": (6, E), "pos_key.weight": (E, E), "pos_query.weight": (E, E)}
 
 CASES = [  # (encoding, options, {name in the state dict: shape})
@@ -71,6 +73,14 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
     ("tupe", {"max_positions": 9, "relative_bias": True}, {**TABLE, "buckets.weight": (32, H)}),
     ("cope", {}, {"embeddings": (64, D)}),
     ("path", {}, {**PATH, "beta.weight": (H, E), "beta.bias": (H,)}),
+    ("path_fox", {}, {**PATH, "beta.weight": (H, E), "beta.bias": (H,), **GATE}),
+    ("fox", {}, GATE),
+    ("fox", {"no_bias": True}, {"gate.weight": (H, E)}),
+    ("fox_rope", {}, GATE),
+    ("gla", {}, {"w_in.weight": (16, E), "w_out.weight": (E, 16), "w_out.bias": (E,)}),
+    ("selective_rope", {}, ANGLES),
+    ("selective_rope", {"gate": True}, ANGLES | {f"angle_{name}": shape for name, shape in GATE.items()}),
+    ("selective_rope_fox", {}, ANGLES | GATE),
 ]
 
 

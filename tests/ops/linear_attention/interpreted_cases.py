@@ -65,6 +65,8 @@ DECAYS = {
     "strong": lambda d: torch.tensor([-1.5, -3.0]),
     "feature": lambda d: -torch.linspace(0.001, 0.5, 2 * d).view(2, d),
     "strong-feature": lambda d: -torch.linspace(0.001, 4.0, d).view(1, d),
+    "gates": lambda d, *shape: -positive(*shape).float(),
+    "feature-gates": lambda d, *shape: -positive(*shape, d).float(),
 }
 
 
@@ -75,7 +77,8 @@ def check(inputs, decay="none", learned=False, dtype=torch.float32, causal=True,
     """
     inputs = inputs | {"v": positive(*inputs["v"].shape, seed=3)}
     half = {name: x.to(dtype if name in "qkv" else torch.float32) for name, x in inputs.items()}
-    log_decay = DECAYS[decay](inputs["q"].size(-1))
+    shape = inputs["k"].shape[:3] if "gates" in decay else ()
+    log_decay = DECAYS[decay](inputs["q"].size(-1), *shape)
     options |= {"causal": causal, "normalize": normalize}
     if learned:
         half["log_decay"] = log_decay
@@ -98,6 +101,8 @@ def check(inputs, decay="none", learned=False, dtype=torch.float32, causal=True,
     ("feature", True, (1, 70, 33, 17), True, True),
     ("strong-feature", False, (2, 2, 16, 16), True, True),
     ("strong-feature", True, (1, 130, 16, 16), True, False),
+    ("gates", True, (2, 70, 33, 17), True, True),
+    ("feature-gates", True, (2, 70, 17, 16), True, True),
 ])  # fmt: skip
 def test_op(decay, learned, shape, normalize, with_state, launched):
     batch, length, d, dv = shape
@@ -112,7 +117,12 @@ def test_one_decay_for_several_heads(learned, monkeypatch):
     check(random_inputs(5, 5, 1, 3, batch=1), "one", learned, normalize=False)
 
 
-@pytest.mark.parametrize("decay, with_state", [("none", True), ("weak", False), ("feature", True)])
+@pytest.mark.parametrize("decay, with_state", [
+    ("none", True),
+    ("weak", False),
+    ("feature", True),
+    ("gates", True),
+])  # fmt: skip
 def test_padding(decay, with_state):
     """The first sequence has padding at its end; the second at its beginning, where denominators are 0."""
     mask = torch.zeros(2, 20, dtype=torch.bool)
@@ -126,6 +136,7 @@ def test_padding(decay, with_state):
     (5, 30, "none"),
     (20, 31, "weak"),
     (20, 31, "feature"),
+    (5, 9, "feature-gates"),
 ])  # fmt: skip
 def test_earlier_keys(queries, keys, decay):
     check(random_inputs(queries, keys, 17, 16, state=True), decay, learned=decay != "none")
@@ -169,6 +180,8 @@ def test_auto_selects_the_kernels(decay, launched):
     ("per", "denominator"),
     ("lrpe_decay", "layernorm"),
     ("xpos", "layernorm"),
+    ("fox_rope", "denominator"),
+    ("gla", "layernorm"),
 ])  # fmt: skip
 def test_module(name, norm, launched):
     """Training with padding, with a memory of inputs and of sums, and decoding after a prompt.

@@ -22,10 +22,11 @@ def test_chunk_matches_reference(data):
     batch, heads = (data.draw(st.integers(1, 3), x) for x in "BH")
     d, dv = (data.draw(st.integers(1, 9), x) for x in ("d", "dv"))
     inputs = random_inputs(n, before + n, d, dv, batch, heads, data.draw(st.booleans(), "state"))
-    shape = data.draw(st.sampled_from([None, (heads,), (heads, d), (1, d)]), "decay")
+    constant, varying = [(heads,), (heads, d), (1, d)], (batch, heads, before + n)
+    shape = data.draw(st.sampled_from([None, *constant, varying, (*varying, d)]), "decay")
     if shape:
         strength = data.draw(st.sampled_from([0.01, 1.0, 30.0, 700.0]), "strength")
-        inputs["log_decay"] = -strength * positive(*shape)
+        inputs["log_decay"] = -strength * positive(*shape) ** 3
     probability = data.draw(st.sampled_from([None, 0.5, 1.0]), "padding")
     padding = probability and positive(batch, before + n, seed=6) < probability
     options = {
@@ -41,7 +42,14 @@ def test_chunk_matches_reference(data):
     assert_same(actual, results(inputs, backend="reference", **options))
 
 
-@pytest.mark.parametrize("decay, normalize", [(None, True), ((2,), True), ((2, 3), True), ((1, 3), False)])
+@pytest.mark.parametrize("decay, normalize", [
+    (None, True),
+    ((2,), True),
+    ((2, 3), True),
+    ((1, 3), False),
+    ((2, 2, 7), True),
+    ((2, 2, 7, 3), True),
+])  # fmt: skip
 def test_gradcheck(decay, normalize):
     inputs = random_inputs(7, 7, 3, 2, state=True)
     if decay:
@@ -65,6 +73,8 @@ def relative_errors(actual, exact):
     ((2,), torch.float16),
     ((2, 16), torch.bfloat16),
     ((1, 16), torch.float16),
+    ((2, 2, 1024), torch.bfloat16),
+    ((2, 2, 1024, 16), torch.float16),
 ])  # fmt: skip
 def test_gradient_of_a_decay_in_half_precision(shape, dtype):
     half = {name: torch.rand(2, 2, 1024, 16).to(dtype) for name in "qkv"}
@@ -137,6 +147,7 @@ STATE = torch.zeros(2, 3, 4, 6), torch.zeros(2, 3, 4)
         ({"state": (STATE[0].mT, STATE[1])}, r"^state\[0\].* must have shape"),
         ({"state": (STATE[0], STATE[1][:1])}, r"^state\[1\].* must have shape"),
         ({"log_decay": torch.zeros(2)}, "^log_decay must have shape"),
+        ({"log_decay": torch.zeros(2, 3, 4)}, r"^log_decay must have shape .* or \(2, 3, 5, 4\)"),
         ({"log_decay": torch.zeros(3), "causal": False}, "causal=True"),
         ({"key_padding_mask": torch.zeros(2, 4) > 0}, "^key_padding_mask must have shape"),
         ({"key_padding_mask": torch.zeros(2, 5)}, "^key_padding_mask must be bool"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.linear_results import attend, random_inputs, results
+from support.linear_results import attend, positive, random_inputs, results
 from support.tensor_sizes import TensorSizes
 from support.tensors import assert_same, randn
 
@@ -26,11 +26,15 @@ def definition(q, k, v, *, causal, normalize, log_decay=None, padding=None, kv=N
     (batch, heads, queries, d), keys = q.shape, k.size(2)
     kv = q.new_zeros(batch, heads, d, v.size(-1)) if kv is None else kv
     k_sum = q.new_zeros(batch, heads, d) if k_sum is None else k_sum
-    gamma = q.new_ones(heads) if log_decay is None else log_decay.exp()
-    gamma = gamma[:, None] if gamma.dim() == 1 else gamma
+    gammas = q.new_ones(heads) if log_decay is None else log_decay.exp()
+    gammas = gammas[..., None] if gammas.dim() in (1, 3) else gammas
     states, out = [], []
     for j in range(keys):
-        key = k[:, :, j] if padding is None else k[:, :, j].masked_fill(padding[:, j, None, None], 0.0)
+        key, gamma = k[:, :, j], gammas if gammas.dim() == 2 else gammas[:, :, j]
+        if padding is not None:
+            hidden = padding[:, j, None, None]
+            key = key.masked_fill(hidden, 0.0)
+            gamma = gamma.masked_fill(hidden, 1.0) if gammas.dim() > 2 else gamma
         kv = gamma[..., None] * kv + key[..., None] * v[:, :, j, None]
         k_sum = gamma * k_sum + key
         states.append((kv, k_sum))
@@ -50,11 +54,16 @@ DECAYS = {
     "zero features": [[0.0, 0.5, 0.9], [0.8, 0.0, 0.0]],
     "shared zero": [[0.0, 0.3, 0.0]],
 }
+VARYING_DECAYS = {"gates": (), "feature gates": (D,)}
+"""Decays of each key; each fifth is 0."""
 
 
 def inputs_with_decay(queries, keys, decay=None, state=False):
     inputs = random_inputs(queries, keys, state=state)
-    if decay:
+    if decay in VARYING_DECAYS:
+        gates = positive(B, H, keys, *VARYING_DECAYS[decay], seed=6)
+        inputs["log_decay"] = gates.masked_fill(gates < 0.2, 0.0).log()
+    elif decay:
         inputs["log_decay"] = torch.tensor(DECAYS[decay], dtype=torch.float64).log()
     return inputs
 
@@ -72,6 +81,12 @@ CASES = [  # causal, queries, keys, normalize, decay, padding, with an initial s
     (True, 3 * CHUNK + 1, 3 * CHUNK + 1, False, None, False, True),
     (True, 3 * CHUNK + 1, 3 * CHUNK + 1, True, "zero features", False, True),
     (True, 1, 6, True, "heads", True, True),
+    (True, 1, 1, False, "gates", False, True),
+    (True, 3 * CHUNK + 1, 3 * CHUNK + 1, True, "gates", True, True),
+    (True, 2 * CHUNK + 1, 3 * CHUNK + 2, False, "gates", True, False),
+    (True, CHUNK - 1, CHUNK - 1, False, "feature gates", True, True),
+    (True, 2 * CHUNK + 1, 3 * CHUNK + 2, True, "feature gates", True, True),
+    (True, 1, 6, True, "feature gates", False, True),
     (True, 2 * CHUNK + 1, 3 * CHUNK + 2, True, "heads", True, False),
     (False, 6, 1, False, None, False, False),
     (False, 3, 2 * CHUNK + 1, True, None, True, True),
@@ -112,15 +127,16 @@ def test_small_and_negative_denominators_are_clamped_at_eps(backend, eps, causal
 def test_segments_match_full_sequence(data):
     length = data.draw(st.integers(2, 30), "length")
     cuts = sorted(data.draw(st.sets(st.integers(1, length - 1)), "cuts"))
-    decay = data.draw(st.sampled_from([None, "heads", "features"]), "decay")
+    decay = data.draw(st.sampled_from([None, "heads", "features", *VARYING_DECAYS]), "decay")
     inputs, padding = inputs_with_decay(length, length, decay), random_padding(length)
     shared = {
         "causal": True,
         "normalize": data.draw(st.booleans(), "normalize"),
-        "log_decay": inputs.pop("log_decay", None),
         "chunk_size": data.draw(st.integers(1, 9), "chunk size"),
         "backend": data.draw(st.sampled_from(["reference", "chunk"]), "backend"),
     }
+    if decay in DECAYS:
+        shared["log_decay"] = inputs.pop("log_decay")
     whole = attend(**inputs, key_padding_mask=padding, **shared)
     pieces, state = [], {}
     for start, stop in itertools.pairwise([0, *cuts, length]):

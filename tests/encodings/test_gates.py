@@ -1,0 +1,197 @@
+"""Compares encodings that depend on the input with loops over the papers' formulas, and with public code."""
+
+import math
+
+import pytest
+import torch
+from support.pairwise_scores import D, H, all_scores, random_encoding
+from support.tensors import assert_same, randn, with_gradients
+
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.encodings import ENCODINGS, Context
+from fairseq_lrpe.ops import linear_attention
+
+E = H * D
+CASES = [
+    ("fox", {}),
+    ("fox", {"no_bias": True}),
+    ("fox_rope", {}),
+    ("gla", {}),
+    ("selective_rope", {}),
+    ("selective_rope", {"gate": True}),
+    ("selective_rope_fox", {"gate": True}),
+    ("path_fox", {}),
+]
+
+
+def linear(layer, x):
+    out = layer.weight @ x
+    return out if layer.bias is None else out + layer.bias
+
+
+def log_sigmoid(x):
+    return -torch.log1p(torch.exp(-x))
+
+
+def decays(encoding, x):
+    """Returns the logarithms (n, H, D) of the decay of each feature at each position of x (n, E)."""
+    if encoding.name == "gla":
+        rows = [log_sigmoid(linear(encoding.w_out, encoding.w_in.weight @ y)) / 16 for y in x]
+        return torch.stack(rows).view(-1, H, D)
+    if encoding.name == "selective_rope":
+        return x.new_zeros(len(x), H, D)
+    rows = [log_sigmoid(linear(encoding.gate, y)) for y in x]
+    return torch.stack(rows)[..., None].expand(-1, H, D)
+
+
+def angles(encoding, x):
+    """Returns the angles (n, H, D/2) by which each position rotates the pairs of features."""
+    if encoding.name == "fox_rope":
+        theta = torch.tensor([10000 ** (-2 * m / D) for m in range(D // 2)], dtype=x.dtype)
+        return torch.stack([t * theta for t in range(len(x))])[:, None].expand(-1, H, -1)
+    if not encoding.name.startswith("selective_rope"):
+        return x.new_zeros(len(x), H, D // 2)
+    unit = [y / y.norm() for y in x]
+    hidden = [encoding.w_out.weight @ (encoding.w_in.weight @ y) for y in unit]
+    total, rows = torch.zeros(H, D // 2, dtype=x.dtype), []
+    for t in range(len(x)):
+        phi = sum(encoding.convolution[3 - n] * hidden[t - n] for n in range(min(3, t) + 1)).view(H, D // 2)
+        if encoding.angle_gate is not None:
+            phi = phi * torch.sigmoid(linear(encoding.angle_gate, unit[t]))[:, None]
+        total = total + phi
+        rows.append([total[:, m] * 500_000 ** (-2 * m / D) for m in range(D // 2)])
+    return torch.stack([torch.stack(row, dim=-1) for row in rows])
+
+
+def rotated(y, angle):
+    """Rotates the pairs of y (D,)."""
+    pairs = []
+    for m, a in enumerate(angle):
+        first, second = y[2 * m], y[2 * m + 1]
+        pairs += [first * a.cos() - second * a.sin(), first * a.sin() + second * a.cos()]
+    return torch.stack(pairs)
+
+
+def reflected(encoding, x, k, h, j, i):
+    """Returns H_i ··· H_{j+1} k of PaTH."""
+    for s in range(j + 1, i + 1):
+        hidden = [encoding.w_out.weight @ (encoding.w_in.weight @ x[s - n]) for n in range(min(2, s) + 1)]
+        w = sum(encoding.convolution[2 - n] * y for n, y in enumerate(hidden))
+        w = (w * torch.sigmoid(w))[h * D : (h + 1) * D]
+        w = w / w.norm()
+        k = k - 2 * torch.sigmoid(linear(encoding.beta, x[s]))[h] * (w @ k) * w
+    return k
+
+
+def definition(module, x):
+    """Computes attention of a sentence (n, E)."""
+    encoding, softmax = module.encoding, isinstance(module, SoftmaxAttention)
+    q, k, v = (p(x).unflatten(-1, (H, D)) for p in (module.q_proj, module.k_proj, module.v_proj))
+    if not softmax:
+        q, k = module.feature_map(q), module.feature_map(k)
+    log_decay, angle, rows = decays(encoding, x), angles(encoding, x), []
+    for i in range(len(x)):
+        heads = []
+        for h in range(H):
+            scores = []
+            for j in range(i + 1):
+                key = k[j, h]
+                if encoding.name == "path_fox":
+                    key = reflected(encoding, x, key, h, j, i)
+                product = rotated(q[i, h], angle[i, h]) * rotated(key, angle[j, h])
+                log = log_decay[j + 1 : i + 1, h].sum(0)
+                if softmax and encoding.name != "gla":
+                    scores.append(product.sum() / math.sqrt(D) + log[0])
+                else:
+                    scores.append((product * log.exp()).sum() / (math.sqrt(D) if softmax else 1))
+            weights = torch.stack(scores)
+            weights = weights.softmax(0) if softmax else weights / weights.sum().clamp(min=1e-6)
+            heads.append(weights @ v[: i + 1, h])
+        rows.append(module.out_proj(torch.cat(heads)))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name, options", CASES, ids=str)
+@pytest.mark.parametrize("attention", [SoftmaxAttention, LinearAttention])
+def test_attention_and_gradients_match_definition(attention, name, options):
+    if attention is LinearAttention and not ENCODINGS[name].decomposable:
+        return
+    module = attention(E, H, random_encoding(name, **options)).double().eval()
+    x, padding = randn(2, 11, E).requires_grad_(), torch.zeros(2, 11, dtype=torch.bool)
+    padding[1, :2] = padding[1, 9:] = True
+    out = module(x, key_padding_mask=padding)
+    leaves, relative = [x, *module.parameters()], name != "fox_rope"
+    expected = definition(module, x[0]), definition(module, x[1, 2:9] if relative else x[1])
+    found = out[0], out[1, 2:9] if relative else module(x[1:])[0]
+    assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-10)
+
+
+@pytest.mark.parametrize("per_feature", [False, True])
+def test_linear_attention_matches_flash_linear_attention(per_feature):
+    pytest.importorskip("fla")
+    from fla.ops.gla.naive import naive_recurrent_gla
+    from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
+
+    q, k, v = (torch.randn(2, 70, H, D) for _ in range(3))
+    g = -torch.rand(2, 70, H, *[D] * per_feature)
+    naive = naive_recurrent_gla if per_feature else naive_recurrent_simple_gla
+    expected, _ = naive(q * D**0.5, k, v, g)
+    inputs = [x.transpose(1, 2) for x in (q, k, v)]
+    options = {"causal": True, "normalize": False, "log_decay": g.transpose(1, 2)}
+    assert_same(linear_attention(*inputs, **options).transpose(1, 2), expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["fox", "path_fox"])
+def test_softmax_attention_matches_flash_linear_attention(name):
+    """In flash-linear-attention, the gates of PaTH-FoX are multiplied by 1/√d like q·k."""
+    pytest.importorskip("fla")
+    from fla.ops.forgetting_attn.naive import naive_forgetting_attn
+    from fla.ops.path_attn.naive import naive_path_attn
+
+    encoding = random_encoding(name).float()
+    q, k, v = (torch.randn(2, 70, H, D) for _ in range(3))
+    g, w, beta = -torch.rand(2, 70, H), torch.randn(2, 70, H, D), 2 * torch.rand(2, 70, H)
+    w, features = w / w.norm(dim=-1, keepdim=True), g[..., None]
+    if name == "fox":
+        expected = naive_forgetting_attn(q, k, v, g)
+    else:
+        features = torch.cat([beta.sqrt()[..., None] * w, features], dim=-1)
+        expected = naive_path_attn(q, k, v, w, beta, g * D**0.5, scale=D**-0.5)
+    q, k, v, features = (x.transpose(1, 2) for x in (q, k, v, features))
+    scores = all_scores(encoding, q, k, features=features)
+    later = torch.ones(70, 70, dtype=torch.bool).triu(1)
+    out = scores.masked_fill(later, -torch.inf).softmax(-1) @ v
+    assert_same(out.transpose(1, 2), expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["fox", "gla"])
+@pytest.mark.parametrize("attention", [SoftmaxAttention, LinearAttention])
+def test_closed_gates(name, attention):
+    """A gate of 0 hides the earlier keys; outputs and gradients are finite, in half precision, too."""
+    module = attention(E, H, name, causal=True).eval()
+    gate = module.encoding.gate if name == "fox" else module.encoding.w_out
+    with torch.no_grad():
+        gate.weight.normal_(std=1e4)  # gates are 0 or 1
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        out = module.to(dtype)(randn(2, 150, E).to(dtype).requires_grad_())
+        gradients = torch.autograd.grad(out.sum(), [*module.parameters()], allow_unused=True)
+        assert out.isfinite().all() and all(g is None or g.isfinite().all() for g in gradients)
+    with torch.no_grad():
+        gate.weight.zero_()
+        gate.bias.fill_(-torch.inf)
+    x = randn(1, 150, E).float()
+    alone = module.float()(x.transpose(0, 1)).transpose(0, 1)  # sequences of one token
+    if name == "fox" or attention is LinearAttention:  # products of 0 are scores of 0
+        assert_same(module(x), alone, 1e-6)
+
+
+def test_gates_of_a_long_sequence():
+    """Biases are differences of sums of up to 100,000, which float32 would round by 0.004."""
+    encoding, length = random_encoding("fox").float(), 20_000
+    q, features = torch.zeros(1, H, 4, D), -10 * torch.rand(1, H, length, 1)
+    k = torch.zeros(1, H, length, D)
+    found = all_scores(encoding, q, k, length - 4, features=features)[..., -8:]
+    context = Context(4, features=features[:, :, -8:])
+    expected = all_scores(encoding, q, k[:, :, :8], 4, features=context.features)
+    seen = torch.ones(4, 8, dtype=torch.bool).tril(4)
+    assert_same(found[..., seen], expected[..., seen], 1e-6)
