@@ -1,6 +1,5 @@
 """Forget gates: decays that depend on the input (FoX)."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -12,9 +11,9 @@ from fairseq_lrpe.ops.precision import at_least_float32
 class ForgetGate(Encoding):
     """Base class of encodings with a forget gate, whose logarithm is the last of the input features.
 
-    The gate of head h at position t is f_t = σ(w_h·x_t + b_h), where x is the layer's input. As in the authors'
-    code, w is initialized from N(0, 0.02²) and b to 0, so that all gates are about 1/2. Logarithms and their
-    sums are computed in float32 or float64.
+    The gate of head h at position t is f_t = σ(w_h·x_t + b_h), where x is the layer's input. As in the
+    authors' code, w is initialized from N(0, 0.02²) and b to 0, so that all gates are about 1/2. Logarithms
+    and their sums are computed in float32 or float64.
     """
 
     left_context = 0
@@ -41,10 +40,10 @@ class ForgetGate(Encoding):
 class FoX(ForgetGate):
     """Decays by a gate of each head that depends on the input (Forgetting Transformer, Lin et al. 2025).
 
-    With f_t = σ(w_h·x_t + b_h), softmax attention adds Σ_{l=j+1..i} log f_l to the scaled score of query i and
-    key j, and linear attention multiplies q_i·k_j by Π_{l=j+1..i} f_l, as gated retention and Mamba-2 do. The
-    method ``cable`` (Veisi et al. 2025) adds Σ_{l=j+1..i} −softplus(w_h·x_l), which is the same without b and
-    with the opposite sign of w.
+    With f_t = σ(w_h·x_t + b_h), softmax attention adds Σ_{l=j+1..i} log f_l to the scaled score of query i
+    and key j, and linear attention multiplies q_i·k_j by Π_{l=j+1..i} f_l, as gated retention and Mamba-2 do.
+    The method ``cable`` (Veisi et al. 2025) adds Σ_{l=j+1..i} −softplus(w_h·x_l), which is the same without b
+    and with the opposite sign of w.
 
     Gates take O(L E) time per head, and the scores of softmax attention O(L²) additions.
     """

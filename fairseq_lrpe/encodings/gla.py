@@ -14,10 +14,10 @@ RANK, TEMPERATURE = 16, 16
 class GLA(Encoding):
     """Decays each feature by a gate that depends on the input (Yang et al. 2024, Section 4.4).
 
-    The gates of position t are α_t = σ(W₂ W₁ x_t + b)^(1/16), where x is the layer's input and W₁ has rank 16.
-    Linear attention replaces q_i·k_j by Σ_m q_im k_jm Π_{l=j+1..i} α_lm, and softmax attention uses the same
-    products, divided by √d, as scores. The initial values are those of ``nn.Linear``, as in the authors' code.
-    The paper's output gate is not included.
+    The gates of position t are α_t = σ(W₂ W₁ x_t + b)^(1/16), where x is the layer's input and W₁ has rank
+    16. Linear attention replaces q_i·k_j by Σ_m q_im k_jm Π_{l=j+1..i} α_lm, and softmax attention uses the
+    same products, divided by √d, as scores. The initial values are those of ``nn.Linear``, as in the authors'
+    code. The paper's output gate is not included.
 
     Gates take O(L E) time. Softmax attention takes O(L² d) time and cannot use torch's fused kernels.
     """

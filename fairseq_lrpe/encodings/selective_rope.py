@@ -71,9 +71,7 @@ def _temperatures(count):
     return BASE ** (-torch.arange(count, dtype=torch.float64, device="cpu") / count)
 
 
-@register_encoding(
-    "selective_rope_fox", gate=_GATE_HELP, no_bias="use a forget gate without bias"
-)
+@register_encoding("selective_rope_fox", gate=_GATE_HELP, no_bias="use a forget gate without bias")
 class SelectiveRoPEFoX(ForgetGate, SelectiveRoPE):
     """Selective RoPE with FoX's forget gate: both rotation and decay depend on the input."""
 

@@ -84,9 +84,9 @@ def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Returns weights for the products Σ_t exp(c_it − c_jt) q_it k_jt of the queries and keys of a block.
 
     The products are the sum of M ∘ (a ∘ q)(b ∘ k)ᵀ over the returned (M, a, b). If the decay inside the block
-    is weak, there is one of them: with the middle m of the block, a = exp(c − c_m), b = exp(c_m − c), and M is
-    1 for j ≤ i and 0 otherwise. If these weights could overflow, pairs across the middle are separated from
-    those of each half, which are split again; then, no weight of a pair across a middle exceeds 1.
+    is weak, there is one of them: with the middle m of the block, a = exp(c − c_m), b = exp(c_m − c), and M
+    is 1 for j ≤ i and 0 otherwise. If these weights could overflow, pairs across the middle are separated
+    from those of each half, which are split again; then, no weight of a pair across a middle exceeds 1.
 
     Args:
         sums: c, sums of log decays from the start of the block up to each position, (.., C, d).
@@ -120,8 +120,9 @@ def _is_at_most(x, limit):
 
 
 def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]:
-    """Returns a function that computes s_ij = Σ_t exp(Σ_{l=j+1..i} log_decay_lt) q_it k_jt for blocks of queries.
+    """Returns a function that computes the products of q and k whose decays differ between positions.
 
+    They are s_ij = Σ_t exp(Σ_{l=j+1..i} log_decay_lt) q_it k_jt, for blocks of queries.
     In a block of queries that starts at position p, products with the keys before p weight query i by
     exp(c_i − c_p) and key j by exp(c_p − c_j), where c are the sums of the decays. Neither exceeds 1. Inside
     the block, :func:`block_products` applies. Computing all products takes O(Lq Lk d) time.
