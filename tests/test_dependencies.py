@@ -67,7 +67,7 @@ def test_setup_declares_exactly_the_imported_packages():
     needed = lists["install"] | lists["train"]
     assert packages(files("fairseq_lrpe", "data_prep")) == (needed - {"tensorboardX"}) | extras
     used = lists["test"] - COMMANDS - lists["gpu"] - lists["report"]
-    assert packages(files("tests")) - needed == used
+    assert packages(files("tests")) - needed - lists["gpu"] == used
     assert lists["install"] == {"torch"} and lists["docs"] <= lists["test"]
 
 
