@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings import START, Context, Encoding, prepare
+from fairseq_lrpe.encodings import START, Context, Encoding, prepare_scores
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 MODULES = "use LinearAttention or SoftmaxAttention"
@@ -74,7 +74,7 @@ def attention_bias(
     if not encoding.modifies_scores:
         raise ValueError(f"{encoding.name} does not add a bias to the scores: use apply_encoding(...)")
     pair = q[:, :, :1], k[:, :, :1]
-    if encoding.scores(*pair, prepare(encoding, *pair, START)) is not None:
+    if encoding.scores(*pair, prepare_scores(encoding, *pair, START)) is not None:
         raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {MODULES}")
     at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
     if not q.size(2):
@@ -90,7 +90,7 @@ def attention_bias(
 
 
 def _bias(encoding, q, k, index):
-    return encoding.bias(q, k, prepare(encoding, q, k, Context(index, index)))
+    return encoding.bias(q, k, prepare_scores(encoding, q, k, Context(index, index)))
 
 
 def _check(encoding, q, k):

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention
-from fairseq_lrpe.encodings import Encoding, prepare
+from fairseq_lrpe.encodings import Encoding, prepare_scores
 
 _CAUSAL_BLOCK_SIZE = 128
 """Approximate number of queries per block in causal attention whose scores are modified by the encoding."""
@@ -95,7 +95,7 @@ class SoftmaxAttention(SelfAttention):
                 block_size = min(
                     block_size, max(16, _MAX_BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2)))
                 )
-        context = prepare(self.encoding, q, k, context)
+        context = prepare_scores(self.encoding, q, k, context)
         # The largest block comes first, so that the others reuse its memory.
         for start in reversed(range(0, length, max(1, block_size))):
             block = q[:, :, start : start + block_size]

@@ -11,7 +11,7 @@ from fairseq_lrpe.encodings.base import (
     build_encoding,
     check_choice,
     encoding_options,
-    prepare,
+    prepare_scores,
     register_encoding,
     softmax_scores,
 )
@@ -27,7 +27,7 @@ __all__ = [
     "build_encoding",
     "check_choice",
     "encoding_options",
-    "prepare",
+    "prepare_scores",
     "register_encoding",
     "softmax_scores",
 ]

@@ -174,7 +174,7 @@ class Encoding(Float32Parameters):
             q: queries as returned by :meth:`forward`.
             k: keys as returned by :meth:`forward`, preceded by those of earlier calls, as returned by
                 :meth:`cached_keys`.
-            context: the context of the call without ``prepared``, which :func:`prepare` adds.
+            context: the context of the call without ``prepared``, which :func:`prepare_scores` adds.
         """
         decay = context.log_decay
         if decay is None or decay.dim() == 1:
@@ -289,7 +289,7 @@ def position_tables(build: Callable, q: Tensor, k: Tensor, context: Context) -> 
     return q_table, q_table if same else build(k, k_offset)
 
 
-def prepare(encoding: Encoding, q: Tensor, k: Tensor, context: Context) -> Context:
+def prepare_scores(encoding: Encoding, q: Tensor, k: Tensor, context: Context) -> Context:
     """Returns the context with ``log_decay`` and ``prepared``, for the calls of ``bias`` and ``scores``."""
     if context.log_decay is None:
         context = context._replace(log_decay=encoding.log_decay(context))
@@ -301,7 +301,7 @@ def softmax_scores(encoding: Encoding, q: Tensor, k: Tensor, context: Context = 
 
     If the encoding is causal, entries of keys after their query are arbitrary.
     """
-    context = prepare(encoding, q, k, context)
+    context = prepare_scores(encoding, q, k, context)
     scores = encoding.scores(q, k, context)
     if scores is not None:
         return scores

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from fairseq_lrpe.attention import AttentionState, LinearAttention, SelfAttention, SoftmaxAttention
 from fairseq_lrpe.config import recomputes_activations
-from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.encodings import ENCODINGS, START
 from fairseq_lrpe.tasks.memory_lm import Segment
 from fairseq_lrpe.utils.errors import UserError
 
@@ -141,10 +141,13 @@ def check_state(attention: SelfAttention) -> None:
     """Raises a UserError if the state of the attention is not of constant size, or cannot be shifted."""
     if not isinstance(attention, LinearAttention):
         raise UserError("--memory state requires linear attention: pass --memory hidden")
-    encoding = attention.encoding
+    encoding, context = attention.encoding, START
     zeros = torch.zeros(1, encoding.num_heads, 1, encoding.head_dim)
+    if encoding.left_context is not None:
+        inputs = torch.zeros(1, encoding.left_context + 1, attention.embed_dim)
+        context = START._replace(features=encoding.input_features(inputs))
     try:
-        encoding.shift_keys(encoding(zeros, zeros)[1], 1)
+        encoding.shift_keys(encoding(zeros, zeros, context)[1], 1)
         encoding.shift_values(encoding.encode_values(zeros), 1)
     except ValueError as error:
         raise UserError(f"{error}: pass --memory hidden") from None
