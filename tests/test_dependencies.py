@@ -178,6 +178,7 @@ def test_plugin_imports_only_what_fairseq_requires():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, message",
     [

@@ -170,6 +170,7 @@ def test_flags_that_lrpe_sets_are_rejected(small, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_choice_by_validation_keeps_all_records(small, tmp_path):
     words = [*small, "--results", tmp_path, "updates=20", VALID, "train.validate_interval_updates=10"]
     words = [*words, "train.save_interval_updates=10", "choose.train.lr=[1e-2, 1e-6]"]
@@ -218,6 +219,7 @@ def test_locked_folder_is_rejected(small, tmp_path, monkeypatch):
     assert not (folder / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_two_nodes_without_gpus_train_one_model(small, tmp_path):
     words = [*small, "--results", str(tmp_path)]
     words += ["batch.per_gpu=2", "updates=4", "train.log_interval=1", VALID]

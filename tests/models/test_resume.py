@@ -104,6 +104,7 @@ def test_more_processes_within_an_epoch_have_the_same_samples(train, data_bin, t
     assert_same_weights(tmp_path / "whole", tmp_path / "parts", atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_with_summed_batch(train, data_bin, tmp_path):
     arch, flags = ("linear_lm_tmlr_type2", ["--dropout", 0, "--disable-validation", "--no-epoch-checkpoints"])
     for updates in (1, 3):

@@ -216,6 +216,7 @@ def test_training_and_validation(flags, folder, tmp_path):
     assert logged["accuracy"] > 80 and logged["accuracy5"] == 100 and logged["loss"] > 0
 
 
+@pytest.mark.slow
 def test_resumed_training_is_identical(folder, tmp_path):
     """In the middle of an epoch, with worker processes too."""
 

@@ -103,6 +103,7 @@ def test_numbers(path):
     assert float(re.search('data-value="([0-9.]+)">1.00<', cards.split('id="card-nope"')[1])[1]) == 1
 
 
+@pytest.mark.slow
 def test_recorded_weights(folder, tmp_path, monkeypatch):
     """Weights are recorded for the first seed, and shown unless the settings have changed since."""
     experiment = Experiment.load("lm/extrapolation_mini")

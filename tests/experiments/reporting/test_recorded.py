@@ -223,6 +223,7 @@ def test_diverged_runs(folder, tmp_path):
     assert check(folder, tmp_path / "records")[0] == 1
 
 
+@pytest.mark.slow
 def test_the_page_agrees_with_the_records():
     """If this test fails, run `lrpe results --write-docs`."""
     folder = REPOSITORY / "docs/results"

@@ -25,6 +25,7 @@ def test_evaluation_with_several_memories(data_bin, evaluated):
     assert found["far"]["tokens"] == found["test_m0"]["tokens"]
 
 
+@pytest.mark.slow
 def test_the_papers_model_with_adaptive_softmax(data_bin, evaluated):
     cutoffs = ["train.adaptive_softmax_cutoff=10,20,30", "train.adaptive_input_cutoff=10,20,30"]
     changes = ["--attention", "softmax", f"data={data_bin}", *SMALL, "train.lr=5e-3"]

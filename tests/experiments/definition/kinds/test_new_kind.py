@@ -46,6 +46,7 @@ def place(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_table_of_a_new_kind(place):
     module = ["-m", "fairseq_lrpe", "table", "lines", "--methods", "shaw", "--cpu"]
     done = subprocess.run(

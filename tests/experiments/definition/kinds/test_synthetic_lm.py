@@ -69,6 +69,7 @@ def saved(checkpoint):
     return int(checkpoint.stem.rpartition("_")[2])
 
 
+@pytest.mark.slow
 def test_killed_run_ends_like_an_uninterrupted_one(tmp_path):
     """The runner, then both processes are killed, and two checkpoints are truncated like interrupted copies.
 
