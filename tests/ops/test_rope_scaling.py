@@ -34,7 +34,7 @@ def formula(scaling, theta, width, length=None):
             else:
                 found.append(smooth * x + (1 - smooth) * x / s)
         else:
-            index = -width / 2 * torch.as_tensor(x).abs().log() / math.log(10000)
+            index = -width / 2 * torch.as_tensor(x, dtype=torch.float64).abs().log() / math.log(10000)
             ramp = ((index - max(0, low)) / (high - max(0, low))).clamp(0, 1)
             found.append((1 - ramp) * x + ramp * x / s)
     return found

@@ -99,8 +99,12 @@ def test_scaled_rotations(language_model, checkpoint):
         plain = fairseq_lrpe.load_model(language_model, cpu=True).model(tokens)[0]
         assert (plain - whole).abs().max() > 1e-3
     model = fairseq_lrpe.load_model(language_model, cpu=True, rope_scaling="dynamic")
-    text = model.sample(TEXT, length - 10, seed=1, temperature=5.0)
-    assert text
+    tokens, state = tokens.repeat(1, length)[:, : length + 1], {}
+    with torch.no_grad():
+        for i in range(1, length + 1):
+            model.model(tokens[:, :i], incremental_state=state)
+        with pytest.raises(ValueError, match=f"cached keys do not have after {length} positions: use ntk"):
+            model.model(tokens, incremental_state=state)
     for name, message in (("yarn", "needs a factor"), ("yarm:2", "unknown rope scaling 'yarm'")):
         with pytest.raises(ValueError, match=message):
             fairseq_lrpe.load_model(language_model, cpu=True, rope_scaling=name)
