@@ -61,18 +61,18 @@ CALLS = [
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     (
         "train",
-        f"{TRAIN} evaluations.x={{{{split:test,rope_scaling:yarn}}}}",
-        "evaluations.x.rope_scaling needs evaluations.x.length",
+        f"{TRAIN} evaluations.test.rope_scaling=yarn",
+        "evaluations.test.rope_scaling needs evaluations.test.length",
     ),
     (
         "train",
-        f"{TRAIN} evaluations.x={{{{split:test,length:32,rope_scaling:yarm}}}}",
-        "unknown rope scaling 'yarm'",
+        f"{TRAIN} evaluations.test.rope_scaling=yarm evaluations.test.length=32",
+        "unknown rope scaling 'yarm' (did you mean 'yarn'?)",
     ),
     (
         "train",
-        "lm/mini alibi --cpu --results {results} data={data} "
-        "evaluations.x={{split:test,length:32,rope_scaling:yarn}}",
+        "lm/mini alibi --cpu --results {results} data={data} evaluations.test.rope_scaling=yarn "
+        "evaluations.test.length=32",
         "alibi has no angles of rotations by distances, which rope scaling needs: use one of",
     ),
     (

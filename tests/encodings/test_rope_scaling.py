@@ -259,6 +259,21 @@ def test_temperature_in_linear_attention(norm, same, monkeypatch):
     assert torch.allclose(found, module(x), atol=1e-4) == same
 
 
+@every
+@pytest.mark.parametrize("scaling", [SCALINGS[1], SCALINGS[3], SCALINGS[5]], ids=str)
+def test_half_precision_meta_tensors_and_export(name, options, scaling):
+    encoding, x = build(name, scaling, **options), randn(1, H, L, D)
+    whole, _ = encoding(x, x)
+    for dtype in (torch.float16, torch.bfloat16):
+        found, _ = encoding.to(dtype)(x.to(dtype), x.to(dtype))
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), whole, rtol=0.02, atol=0.05)
+    encoding = build(name, scaling, **options)
+    exported = torch.export.export(encoding, (x, x)).module()
+    assert_same(exported(x, x), encoding(x, x))
+    assert encoding.to("meta")(x.to("meta"), x.to("meta"))[0].shape == whole.shape
+
+
 @pytest.mark.parametrize("d", [8, 32])
 @pytest.mark.parametrize("scaling", [x for x in SCALINGS if x.type != "ntk"], ids=str)
 def test_attention_of_hugging_faces_llama(scaling, d):
