@@ -122,14 +122,14 @@ class LRPE(RotaryEncoding):
             else:
                 self.register_buffer("v", v / v.norm())
 
+    @property
+    def scalable(self) -> bool:
+        return self.core != "permutation"
+
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         self.check_keys(q, k, context)
         q_table, k_table = position_tables(self._position_table, q, k, context)
         return self.with_attention_factor(self._encode(q, q_table), self._encode(k, k_table))
-
-    @property
-    def has_angles(self) -> bool:
-        return self.core != "permutation"
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         if self.core == "permutation":

@@ -11,16 +11,17 @@ from fairseq_lrpe.utils.errors import UserError
 class RotaryEncoding(Encoding):
     """Base class of encodings that rotate features by angles proportional to the position.
 
-    :func:`scale_rotations` sets ``rope_scaling``. Angles are scaled where they are used, so that parameters
-    keep their values. Only angles are scaled: decays and other functions of the distance are not.
+    A subclass uses the angles of :meth:`scaling_at`. Its ``forward`` calls :meth:`check_keys` and
+    :meth:`with_attention_factor`, and ``shift_keys`` calls :meth:`check_shift`. Parameters keep their values.
+    Only angles are scaled: decays and other functions of the distance are not.
     """
 
     rope_scaling: RopeScaling | None = None
-    """How angles are scaled, or None."""
+    """How angles are scaled, or None; :func:`scale_rotations` sets it."""
 
     @property
-    def has_angles(self) -> bool:
-        """Whether there are angles that can be scaled."""
+    def scalable(self) -> bool:
+        """Whether the angles can be scaled; those of the two coordinates of an image cannot."""
         return self.axes == 1
 
     def scaling_at(self, offset: int | PositionIndex, length: int) -> RopeScaling | None:
@@ -63,7 +64,7 @@ def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
         ValueError: if no encoding in the module rotates, or if another encoding depends on positions.
     """
     encodings = [x for x in module.modules() if isinstance(x, Encoding) and x.name != "none"]
-    other = [x for x in encodings if not (isinstance(x, RotaryEncoding) and x.has_angles)]
+    other = [x for x in encodings if not (isinstance(x, RotaryEncoding) and x.scalable)]
     if other or not encodings:
         problem = "there is no encoding"
         if other:
