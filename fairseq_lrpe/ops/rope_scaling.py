@@ -33,7 +33,7 @@ class RopeScaling:
                  whole indices of the ladder 10000^(-2t/w), at least 0, of w rotated features. Queries and
                  keys are multiplied by 0.1·ln s + 1 (Peng et al. 2023, Section 3.4)
         llama3   the same with γ_t = (r_t - 1)/(4 - 1), limited to [0, 1], and no factor for queries and keys
-                 (Llama 3.1, Grattafiori et al. 2024; ``low_freq_factor`` 1, ``high_freq_factor`` 4)
+                 (Llama 3.1, Grattafiori et al. 2024)
 
     For RoPE, these are the definitions of Hugging Face's ``ROPE_INIT_FUNCTIONS``. Those that depend on r use
     wavelengths, and apply to any angles; the wavelength of a negative angle is that of its absolute value.
