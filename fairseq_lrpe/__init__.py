@@ -41,13 +41,18 @@ def published() -> "pd.DataFrame":
 
 
 def load_model(
-    run_or_checkpoint: "str | Path", *, data: "str | Path | None" = None, cpu: bool = False
+    run_or_checkpoint: "str | Path",
+    *,
+    data: "str | Path | None" = None,
+    cpu: bool = False,
+    rope_scaling: "str | None" = None,
 ) -> "TrainedModel":
     """Loads a trained model for inference, from a run's folder or a checkpoint file.
 
-    See :func:`fairseq_lrpe.experiments.inference.load.load_model` for the methods of each family.
+    See :func:`fairseq_lrpe.experiments.inference.load.load_model` for the arguments, and the methods of each
+    family.
     """
     with unchanged_root_logger():
         from fairseq_lrpe.experiments.inference import load
 
-    return load.load_model(run_or_checkpoint, data=data, cpu=cpu)
+    return load.load_model(run_or_checkpoint, data=data, cpu=cpu, rope_scaling=rope_scaling)

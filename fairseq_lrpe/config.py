@@ -15,8 +15,10 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, check_choice, encoding_options
+from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
 from fairseq_lrpe.ops import FEATURE_MAPS
+from fairseq_lrpe.ops.rope_scaling import SCALINGS, RopeScaling
 from fairseq_lrpe.positions import POSITIONS, build_position
 from fairseq_lrpe.utils.errors import UserError, user_errors
 
@@ -56,6 +58,11 @@ class _SharedConfig(FairseqDataclass):
     )
     token_positions: str = flag(
         "sinusoidal", f"absolute position embeddings of the tokens: {', '.join(TOKEN_POSITIONS)}"
+    )
+    rope_scaling: str = flag(
+        "",
+        "scaling of the angles of rotations for sequences that are FACTOR times as long as the LENGTH in "
+        f"training, as TYPE:FACTOR:LENGTH with one of {', '.join(SCALINGS)}",
     )
 
 
@@ -157,7 +164,7 @@ def part_config(cfg, part: str):
     flags = {f.name: getattr(cfg, f.name) for f in fields(PositionConfig)}
     flags["attention"] = getattr(cfg, f"{part}_attention") or cfg.attention
     if cfg.encoding_in not in (part, "both"):
-        flags["encoding"] = "none"
+        flags |= {"encoding": "none", "rope_scaling": ""}
     return Namespace(**flags)
 
 
@@ -220,7 +227,10 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
     for option in encoding_options(ENCODINGS[cfg.encoding]):
         shared[option] = getattr(cfg, option_flag(cfg.encoding, option))
     with user_errors():
-        return build_encoding(cfg.encoding, **shared)
+        encoding = build_encoding(cfg.encoding, **shared)
+    if cfg.rope_scaling:
+        scale_rotations(encoding, RopeScaling.parse(cfg.rope_scaling))
+    return encoding
 
 
 def check_range(name: str, value: float, minimum: float, maximum: float = inf) -> None:

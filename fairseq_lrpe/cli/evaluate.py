@@ -5,6 +5,7 @@ every length. The results are recorded in the run's folder, and recorded lengths
 example:
 
   lrpe evaluate results/lm/mini/linear_rope/seed-1 256 512 1024 --plot rope.png
+  lrpe evaluate results/lm/mini/linear_rope/seed-1 512 1024 --rope-scaling yarn
 """
 
 from pathlib import Path
@@ -27,26 +28,30 @@ from fairseq_lrpe.utils.files import save_figure
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = new_parser("lrpe evaluate", __doc__, "RUN LENGTH [LENGTH ...] [--plot FILE.png]")
+    parser = new_parser("lrpe evaluate", __doc__, "RUN LENGTH [LENGTH ...] [options]")
     parser.add_argument("run", type=abs_path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("lengths", type=min_int(1), nargs="+", metavar="LENGTH", help="tokens per block")
+    text = "scale the angles of rotations: linear, ntk, dynamic, yarn or llama3, or with a factor, as yarn:8 "
+    text += "(default: the length divided by that in training)"
+    parser.add_argument("--rope-scaling", metavar="TYPE[:FACTOR]", help=text)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the perplexities")
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate"):
         lengths = sorted(set(args.lengths))
-        job = load_job(args.run, lengths)
-        trained = lm.trained_length(lm.model_flags(job))
-        measured = evaluate_lengths(job, lengths)
+        job = load_job(args.run, lengths, args.rope_scaling)
+        trained = lm.model_flags(job)["tokens_per_sample"]
+        measured = evaluate_lengths(job)
         print_table(measured, trained, job)
         if args.plot:
-            plot(measured, trained, job.run, args.plot)
+            plot(measured, trained, job, args.plot)
 
 
-def load_job(folder: Path, lengths: list[int]) -> Job:
+def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) -> Job:
     """Returns the job that evaluates the run in a folder, which may have been moved or copied.
 
     Raises:
-        UserError: there is no finished language model, or a block is too long for the model or the split.
+        UserError: there is no finished language model, a block is too long for the model or the split, or the
+            model has no angles to scale.
     """
     settings = read_json(folder / "run.json")
     if not settings:
@@ -57,47 +62,56 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
         raise UserError(f"the run in {folder} is not finished: resume it with `lrpe train`")
     run, kind = Run.of(settings), KINDS["lm"]
     cfg = build_config(kind, OmegaConf.create(settings["config"]))
-    cfg.evaluations = {f"test_{length}": {"split": "test", "length": length} for length in lengths}
+    scaled = {} if rope_scaling is None else {"rope_scaling": rope_scaling}
+    suffix = "".join(f"_{text}" for text in scaled.values()).replace(":", "-")  # part of a log's name
+    cfg.evaluations = {f"test_{n}{suffix}": {"split": "test", "length": n, **scaled} for n in lengths}
     experiment = Experiment(run.experiment, cfg, kind, str(folder / "run.json"), [])
     job = Job(experiment, run, folder.parent, moved=folder)
     for length in lengths:
         lm.check_length(job, "test", length)
+        if rope_scaling is not None:
+            lm.rope_scaling(rope_scaling, length, lm.model_flags(job))
     return job
 
 
-def evaluate_lengths(job: Job, lengths: list[int]) -> dict[int, dict]:
+def evaluate_lengths(job: Job) -> dict[int, dict]:
     """Evaluates the test split at the block lengths that are not recorded; returns {length: metrics}."""
     with locked(job.folder) as job.lock, resumable():
         for name in tqdm(runner.missing_evaluations(job, job.record), "block lengths", disable=None):
             runner.evaluate(job, name)
-    return {length: job.record["evaluations"][f"test_{length}"] for length in lengths}
+    recorded = job.record["evaluations"]
+    return {of["length"]: recorded[name] for name, of in job.kind.evaluations(job.cfg).items()}
 
 
 def print_table(measured: dict[int, dict], trained: int, job: Job) -> None:
     """Prints a table of the perplexity at each block length."""
     tokens = next(iter(measured.values()))["tokens"]
-    names = ("tokens per block", "× training", "perplexity")
+    scaled = [metrics["settings"].get("rope_scaling") for metrics in measured.values()]
+    names = ("tokens per block", "× training", *["rope scaling"] * any(scaled), "perplexity")
     table = Table(*(Column(name, justify="right") for name in names))
-    for length, metrics in measured.items():
-        table.add_row(f"{length:,}", f"{length / trained:.3g}", f"{metrics['perplexity']:.2f}")
+    for (length, metrics), text in zip(measured.items(), scaled, strict=True):
+        scaling = [str(lm.rope_scaling(text, length, lm.model_flags(job)))] if text else []
+        table.add_row(f"{length:,}", f"{length / trained:.3g}", *scaling, f"{metrics['perplexity']:.2f}")
     print(f"{job.folder}, {job.checkpoint.name}, trained on blocks of {trained:,} tokens:")
     print(f"perplexity of the {tokens:,} tokens of the test split at each block length")
     Console().print(table)
 
 
-def plot(measured: dict[int, dict], trained: int, run: Run, path: Path) -> None:
+def plot(measured: dict[int, dict], trained: int, job: Job, path: Path) -> None:
     """Plots the perplexity over the block length."""
     from matplotlib.figure import Figure  # this import takes seconds
 
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
     axes, lengths = figure.subplots(), list(measured)
-    (color, marker), line = method_style(run.method), LINE_STYLES[run.attention]
+    (color, marker), line = method_style(job.run.method), LINE_STYLES[job.run.attention]
+    [scaling] = {metrics["settings"].get("rope_scaling") for metrics in measured.values()}
+    title = f"{job.run}, {scaling} scaling" if scaling else str(job.run)
     perplexities = [metrics["perplexity"] for metrics in measured.values()]
     axes.plot(lengths, perplexities, marker=marker, color=color, linestyle=line)
     axes.axvline(trained, color="0.5", linestyle="--", linewidth=1, label="training length")
     axes.legend()
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.set(xlabel="tokens per block", ylabel="test perplexity", title=str(run))
+    axes.set(xlabel="tokens per block", ylabel="test perplexity", title=title)
     axes.grid(alpha=0.3)
     save_figure(figure, path, dpi=150)

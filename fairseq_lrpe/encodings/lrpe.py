@@ -6,12 +6,13 @@ from torch import Tensor, nn
 from fairseq_lrpe.encodings.base import (
     START,
     Context,
-    Encoding,
     check_choice,
     position_tables,
     register_encoding,
 )
+from fairseq_lrpe.encodings.rotation import RotaryEncoding
 from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
 from fairseq_lrpe.ops.reflections import householder
 from fairseq_lrpe.ops.rotation import (
@@ -38,7 +39,7 @@ ROTATIONS = ("identity", "householder", "odd_even", "fft")
     theta_type="LRPE's n angles: a is 10000^(-2t/w), b is π(t+1)/(2Mn) and c is π/(2M(t+1)) for t = 0..n-1, "
     "with w rotated features and the maximum length M",
 )
-class LRPE(Encoding):
+class LRPE(RotaryEncoding):
     """Multiplies q and k by a unitary matrix Λ^(s) P that depends on the position s (LRPE TMLR Eq. 75).
 
     For a query q at position s and a key k at position t, the product is Re(qᴴ Pᴴ Λ^(t-s) P k). The outer Pᴴ
@@ -121,13 +122,19 @@ class LRPE(Encoding):
             else:
                 self.register_buffer("v", v / v.norm())
 
+    @property
+    def scalable(self) -> bool:
+        return self.core != "permutation"
+
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        self.check_keys(q, k, context)
         q_table, k_table = position_tables(self._position_table, q, k, context)
-        return self._encode(q, q_table), self._encode(k, k_table)
+        return self.with_attention_factor(self._encode(q, q_table), self._encode(k, k_table))
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         if self.core == "permutation":
             return permute_features(k, permutation_powers(self.permutation.argsort(-1), shift, 1))
+        self.check_shift()
         table = self._phases(k, shift, 1).conj()
         if self.core == "unitary" and self.rotation != "fft":
             return rotate_halves(k, table)
@@ -143,8 +150,14 @@ class LRPE(Encoding):
 
     def _phases(self, x, offset, length):
         if self.learn_theta:
-            return phases(self.theta, offset, length).to(x.device, complex_dtype(x))
-        return cached_phases(self.frequencies, offset, length, complex_dtype(x), x.device)
+            return phases(self._angles(offset, length), offset, length).to(x.device, complex_dtype(x))
+        frequencies = (*self.frequencies, self.scaling_at(offset, length))
+        return cached_phases(frequencies, offset, length, complex_dtype(x), x.device)
+
+    def _angles(self, offset, length):
+        """Returns the learned angles (n,) in float64, scaled."""
+        theta, scaling = to_float64(self.theta).flatten(), self.scaling_at(offset, length)
+        return theta if scaling is None else scaling.scale(theta, self.rotated_width)
 
     def _encode(self, x, table):
         """Returns Λ^(s) P x."""

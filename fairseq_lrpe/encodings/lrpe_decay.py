@@ -31,7 +31,7 @@ class LRPEDecay(LRPE):
         if not self.rotates:
             del self.theta
         elif first_layer:
-            width = self.num_heads * self.head_dim
+            self.rotated_width = width = self.num_heads * self.head_dim
             theta = rotary_frequencies("a", width, width, self.max_positions)
             self.theta = nn.Parameter(self.theta.new_empty(self.num_heads, self.head_dim))
             with torch.no_grad():
@@ -50,6 +50,6 @@ class LRPEDecay(LRPE):
     def _phases(self, x, offset, length):
         if self.theta.dim() == 1:
             return super()._phases(x, offset, length)
-        table = phases(self.theta.flatten(), offset, length)
+        table = phases(self._angles(offset, length), offset, length)
         table = table.unflatten(-1, self.theta.shape).transpose(0, 1)  # (H, L, d)
         return table.to(x.device, complex_dtype(x))

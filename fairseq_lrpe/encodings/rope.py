@@ -2,12 +2,13 @@
 
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, register_encoding
+from fairseq_lrpe.encodings.rotation import RotaryEncoding
 from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, rotate_pairs
 
 
 @register_encoding("rope")
-class RoPE(Encoding):
+class RoPE(RotaryEncoding):
     """Rotates the pair (x_2t, x_2t+1) at position s by s·10000^(-2t/d), t < d/2 (Su et al. 2021, Eq. 15).
 
     The encoding has no parameters and takes O(L d) time.
@@ -22,12 +23,15 @@ class RoPE(Encoding):
 
     def rotate(self, x: Tensor, offset: int, backwards: bool = False) -> Tensor:
         """Returns x (B, H, L, d) rotated by the angles of its positions, in reverse if ``backwards``."""
-        frequencies = ("a", self.head_dim // 2, self.head_dim, self.max_positions)
-        table = cached_phases(frequencies, offset, x.size(-2), complex_dtype(x), x.device)
+        length, d = x.size(-2), self.head_dim
+        frequencies = ("a", d // 2, d, self.max_positions, self.scaling_at(offset, length))
+        table = cached_phases(frequencies, offset, length, complex_dtype(x), x.device)
         return rotate_pairs(x, table.conj() if backwards else table)
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
-        return self.rotate(q, context.q_offset), self.rotate(k, context.k_offset)
+        self.check_keys(q, k, context)
+        return self.with_attention_factor(self.rotate(q, context.q_offset), self.rotate(k, context.k_offset))
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
+        self.check_shift()
         return self.rotate(k.unsqueeze(-2), shift, backwards=True).squeeze(-2)

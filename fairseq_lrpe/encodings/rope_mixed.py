@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, position_tables, register_encoding
+from fairseq_lrpe.encodings.rotation import RotaryEncoding
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import coordinates
 from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
@@ -15,7 +16,7 @@ _BASE = 10.0
 
 
 @register_encoding("rope_mixed")
-class RoPEMixed(Encoding):
+class RoPEMixed(RotaryEncoding):
     """Rotates the pair (x_2t, x_2t+1) at row r and column c by r·θ_0t + c·θ_1t (Heo et al. 2024).
 
     The angles θ are learned for each layer, head and pair, so that each pair has its own direction in the
@@ -59,15 +60,19 @@ class RoPEMixed(Encoding):
         self.theta = nn.Parameter(torch.empty(theta.shape, dtype=dtype).copy_(theta))
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        self.check_keys(q, k, context)
         q_table, k_table = position_tables(self._phases, q, k, context)
-        return rotate_pairs(q, q_table), rotate_pairs(k, k_table)
+        return self.with_attention_factor(rotate_pairs(q, q_table), rotate_pairs(k, k_table))
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
+        self.check_shift()
         return rotate_pairs(k, self._phases(k[:, :, :1], shift).conj())
 
     def _phases(self, x, offset):
         """Returns the phases (H, L, d/2) of the positions of x (B, H, L, d)."""
         position = coordinates(offset, x.size(-2), x.device)
         # The angles are computed in float64, as for RoPE.
-        angles = torch.einsum("la,aht->hlt", position, to_float64(self.theta))
+        theta, scaling = to_float64(self.theta), self.scaling_at(offset, x.size(-2))
+        theta = theta if scaling is None else scaling.scale(theta, self.head_dim)
+        angles = torch.einsum("la,aht->hlt", position, theta)
         return torch.polar(torch.ones_like(angles), angles).to(x.device, complex_dtype(x))

@@ -9,6 +9,7 @@ from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant, is_tracing
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
 THETA_TYPES = ("a", "b", "c")
 
@@ -19,7 +20,9 @@ _MAX_INDEXED_TABLE_SIZE = 4096
 """Number of positions up to which the phases of a few positions are looked up in a table that starts at 0."""
 
 
-def rotary_frequencies(theta_type: str, count: int, width: int, max_positions: int) -> Tensor:
+def rotary_frequencies(
+    theta_type: str, count: int, width: int, max_positions: int, scaling: RopeScaling | None = None
+) -> Tensor:
     """Returns the rotation angles per position, θ_t for t = 0, .., count-1, (count,) in float64 on the CPU.
 
     The formulas are those of ``theta_type`` in the LRPE papers' pseudocode, where M is the length of the
@@ -29,9 +32,13 @@ def rotary_frequencies(theta_type: str, count: int, width: int, max_positions: i
         b   π (t+1) / (2 M count)
         c   π / (2 M (t+1))
 
+    A ``scaling`` is then applied to the angles; it must not be "dynamic", but its value at a length.
+
     Raises:
         ValueError: for an unknown type.
     """
+    if scaling is not None:
+        return scaling.scale(rotary_frequencies(theta_type, count, width, max_positions), width)
     t = torch.arange(count, dtype=torch.float64, device="cpu")
     if theta_type == "a":
         return 10000.0 ** (-2 * t / width)

@@ -273,6 +273,12 @@ def test_example_of_packed_sequences():
     torch.testing.assert_close(names["packed"][:, :, first], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_example_of_longer_sequences():
+    names = example("scale_rotations")
+    assert names["y"].shape == (1, 2048, 64) and names["y"].isfinite().all()
+    assert names["attention"].encoding.rope_scaling is None
+
+
 def test_example_of_images():
     names = example('"rope_mixed"')
     index = grid_position_index(14, 14)

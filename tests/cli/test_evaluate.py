@@ -15,6 +15,8 @@ from support.tiny import run_here
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.cli import evaluate, train
 from fairseq_lrpe.cli.evaluate import evaluate_lengths, load_job
+from fairseq_lrpe.encodings.rotation import scale_rotations
+from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
 SMALL = (
     "batch.total=4 batch.per_gpu=4 updates=4 train.tokens_per_sample=32 train.decoder_layers=2 "
@@ -39,11 +41,12 @@ def trained(small):
 
 
 @torch.no_grad()
-def perplexity(path, data, length, window=0):
+def perplexity(path, data, length, window=0, scaling=None):
     """Returns the perplexity of the test split in blocks of ``length`` after ``window`` tokens of context."""
     task = tasks.setup_task(OmegaConf.create({"_name": "language_modeling", "data": str(data)}))
     overrides = {"max_target_positions": length + window}
     [model], _ = checkpoint_utils.load_model_ensemble([str(path)], arg_overrides=overrides, task=task)
+    scale_rotations(model, scaling)
     split = data_utils.load_indexed_dataset(str(data / "test"), task.dictionary)
     targets = torch.cat([split[i] for i in range(len(split))]).long()
     inputs = torch.cat([targets.new_tensor([task.dictionary.eos()]), targets[:-1]])
@@ -112,9 +115,9 @@ def test_invalid_context_window(small):
     assert done.returncode == 1 and "window.context_window must be below the 32 tokens" in line
 
 
-def error_of(folder, *lengths):
+def error_of(folder, *lengths, rope_scaling=None):
     with pytest.raises(ValueError) as error:
-        evaluate_lengths(load_job(folder, lengths), lengths)
+        evaluate_lengths(load_job(folder, lengths, rope_scaling))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -159,6 +162,56 @@ def test_unsupported_length_is_rejected_first(trained, tmp_path):
     before = sorted(path.name for path in folder.iterdir()), read(folder)
     assert "at most 32 tokens, not 64: cosformer's" in error_of(folder, 16, 64)
     assert (sorted(path.name for path in folder.iterdir()), read(folder)) == before
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_scaled_rotations(trained, data_bin, tmp_path, is_old):
+    """Checkpoints of earlier versions have no flag for it."""
+    folder = copied(trained, tmp_path)
+    path = folder / "checkpoints/checkpoint_best.pt"
+    if is_old:
+        state = torch.load(path, weights_only=True)
+        assert state["cfg"]["model"].pop("rope_scaling") == ""
+        torch.save(state, path)
+    done = run_here(evaluate.main, folder, 96, 20, "--rope-scaling", "yarn", "--plot", tmp_path / "plot.svg")
+    assert done.returncode == 0, done.stderr
+    found = read(folder)["evaluations"]
+    for length, factor in ((20, 1), (96, 3)):
+        of, scaling = found[f"test_{length}_yarn"], RopeScaling("yarn", factor, 32)
+        expected, tokens = perplexity(path, data_bin, length, scaling=scaling)
+        assert of["settings"]["rope_scaling"] == "yarn" and of["tokens"] == tokens
+        assert of["perplexity"] == pytest.approx(expected, abs=0.006)
+        assert of["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
+        assert f" yarn:{factor}:32 " in done.stdout and f" {of['perplexity']:.2f} " in done.stdout
+    assert abs(perplexity(path, data_bin, 96)[0] - expected) > 0.01
+    assert "yarn scaling" in (tmp_path / "plot.svg").read_text()
+    if not is_old:
+        job = load_job(folder, [96], "ntk:8")
+        evaluate_lengths(job)
+        of = job.record["evaluations"]["test_96_ntk-8"]
+        expected, _ = perplexity(path, data_bin, 96, scaling=RopeScaling("ntk", 8))
+        assert of["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
+
+
+def test_scaled_rotations_in_a_yaml(trained, small, data_bin):
+    evaluation = "{split: test, length: 64, rope_scaling: dynamic}"
+    more = run_here(train.main, *small, f"evaluations.dynamic={evaluation}")
+    assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
+    found = read(trained)["evaluations"]["dynamic"]
+    scaling = RopeScaling("dynamic", None, 32)
+    expected, _ = perplexity(trained / "checkpoints/checkpoint_best.pt", data_bin, 64, scaling=scaling)
+    assert found["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
+    assert found["settings"]["rope_scaling"] == "dynamic"
+
+
+def test_invalid_scaling_is_rejected_first(trained, tmp_path):
+    assert "unknown rope scaling 'yarm' (did you mean 'yarn'?)" in error_of(trained, 64, rope_scaling="yarm")
+    assert "must be at least 1, not 0.5" in error_of(trained, 64, rope_scaling="linear:0.5")
+    folder = altered(trained, tmp_path, encoding="alibi")
+    assert "alibi has no angles of rotations" in error_of(folder, 64, rope_scaling="yarn")
+    altered_core = altered(trained, tmp_path / "core", lrpe_core="permutation", lrpe_learn_theta=False)
+    assert "lrpe has no angles of rotations" in error_of(altered_core, 64, rope_scaling="yarn")
+    assert not list(folder.glob("eval-*yarn*"))
 
 
 def test_unfinished_run_is_rejected(trained, tmp_path):

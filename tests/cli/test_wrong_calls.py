@@ -59,6 +59,27 @@ CALLS = [
         "shaw needs a k_after of at least 0",
     ),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
+    (
+        "train",
+        f"{TRAIN} evaluations.test.rope_scaling=yarn",
+        "evaluations.test.rope_scaling needs evaluations.test.length",
+    ),
+    (
+        "train",
+        f"{TRAIN} evaluations.test.rope_scaling=yarm evaluations.test.length=32",
+        "unknown rope scaling 'yarm' (did you mean 'yarn'?)",
+    ),
+    (
+        "train",
+        "lm/mini alibi --cpu --results {results} data={data} evaluations.test.rope_scaling=yarn "
+        "evaluations.test.length=32",
+        "alibi has no angles of rotations by distances, which rope scaling needs: use one of",
+    ),
+    (
+        "train",
+        f"{TRAIN} train.rope_scaling=yarn:4",
+        "yarn scaling needs the length in training, such as 512 in yarn:4:512",
+    ),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini'"),
     ("results", "--results README.md --table quickstart", "README.md does not exist"),
     ("results", "--results {data} --experiment lm/mini --plot x.doc", "must be a file that ends in"),

@@ -9,8 +9,10 @@ import torch
 from fairseq import checkpoint_utils, utils
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
+from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
+from fairseq_lrpe.ops.rope_scaling import RopeScaling
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
 
@@ -46,7 +48,11 @@ class TrainedModel:
 
 
 def load_model(
-    run_or_checkpoint: str | Path, *, data: str | Path | None = None, cpu: bool = False
+    run_or_checkpoint: str | Path,
+    *,
+    data: str | Path | None = None,
+    cpu: bool = False,
+    rope_scaling: str | None = None,
 ) -> TrainedModel:
     """Loads a trained model for inference, with its dictionary and tokenizer.
 
@@ -54,6 +60,10 @@ def load_model(
         run_or_checkpoint: folder of a run, whose evaluated checkpoint is loaded, or a checkpoint file.
         data: data folder with the dictionary and tokenizer (default: that of the training).
         cpu: whether to use the CPU if there is a GPU.
+        rope_scaling: how to scale the angles of rotations for longer sequences, as TYPE:FACTOR, such as
+            "yarn:4"; see :class:`fairseq_lrpe.ops.rope_scaling.RopeScaling`. The length in training is the
+            number of tokens in a block of a language model or masked language model; for other models, append
+            it, as in "yarn:4:512".
 
     Returns:
         The model, which has the methods of its family
@@ -65,9 +75,11 @@ def load_model(
         - classifiers, fine-tuned models and vision transformers: ``classify(texts or images)``
 
     Raises:
-        ValueError: if there is no readable checkpoint of a supported task, or its data folder is missing.
+        ValueError: if there is no readable checkpoint of a supported task, its data folder is missing, or its
+            model has no angles to scale.
     """
     checkpoint, settings = find(Path(run_or_checkpoint).absolute(), MODELS)
+    scaling = rope_scaling and RopeScaling.parse(rope_scaling, original_length=_trained_length(settings))
     if data is None and settings.get("data"):
         data = REPOSITORY / utils.split_paths(settings["data"])[0]
     folder = None if data is None else Path(data).absolute()
@@ -83,10 +95,19 @@ def load_model(
         raise UserError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
     finally:
         logging.disable(disabled)
+    if scaling:
+        scale_rotations(model, scaling)
     if torch.cuda.is_available() and not cpu:
         model.cuda()
     module, name = MODELS[settings["_name"]].split(".")
     return getattr(import_module(f"{__package__}.{module}"), name)(model.eval(), task, folder)
+
+
+def _trained_length(task: dict) -> int | None:
+    """Returns the number of positions that a language model attended to in training, or None for others."""
+    if "tokens_per_sample" not in task:
+        return None
+    return task["tokens_per_sample"] + (task.get("memory_length") or 0)
 
 
 def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:

@@ -20,6 +20,7 @@ from fairseq_lrpe.cli import classify
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.experiments.definition.kinds.transformer import parse_hypotheses
 from fairseq_lrpe.experiments.inference.attention import BLOCKS, trained_weights
+from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
 TEXT = "w1 w3 w9 w28"
 
@@ -81,6 +82,34 @@ def test_sampled_text(language_model):
     words = "--length 30 --temperature 0.7 --top-k 9 --top-p 0.95 --seed 3".split()
     done = sample(language_model, *words, text=f"{TEXT}\nw2\n")
     assert done.stdout == f"{TEXT}{text}\n\nw2{model.sample('w2', **options)}\n"
+
+
+def test_scaled_rotations(language_model, checkpoint):
+    """Decoding has the scaled angles; dynamic scaling ends at the length in training."""
+    model = fairseq_lrpe.load_model(language_model, cpu=True, rope_scaling="yarn:2")
+    length = model.task.args.tokens_per_sample
+    encodings = [x.encoding for x in model.model.modules() if isinstance(x, SelfAttention)]
+    assert {x.rope_scaling for x in encodings} == {RopeScaling("yarn", 2, length)}
+    tokens = model.encode(TEXT)[None]
+    with torch.no_grad():
+        whole, steps, state = model.model(tokens)[0], [], {}
+        for i in range(tokens.size(1)):
+            steps.append(model.model(tokens[:, : i + 1], incremental_state=state)[0][:, -1])
+        torch.testing.assert_close(torch.stack(steps, dim=1), whole, rtol=1e-3, atol=1e-4)
+        plain = fairseq_lrpe.load_model(language_model, cpu=True).model(tokens)[0]
+        assert (plain - whole).abs().max() > 1e-3
+    model = fairseq_lrpe.load_model(language_model, cpu=True, rope_scaling="dynamic")
+    tokens, state = tokens.repeat(1, length)[:, : length + 1], {}
+    with torch.no_grad():
+        for i in range(1, length + 1):
+            model.model(tokens[:, :i], incremental_state=state)
+        with pytest.raises(ValueError, match=f"cached keys do not have after {length} positions: use ntk"):
+            model.model(tokens, incremental_state=state)
+    for name, message in (("yarn", "needs a factor"), ("yarm:2", "unknown rope scaling 'yarm'")):
+        with pytest.raises(ValueError, match=message):
+            fairseq_lrpe.load_model(language_model, cpu=True, rope_scaling=name)
+    with pytest.raises(ValueError, match="there is no encoding, which rope scaling needs: use one of lrpe"):
+        fairseq_lrpe.load_model(checkpoint, cpu=True, rope_scaling="ntk:2")
 
 
 def test_attention_weights(train, tmp_path):

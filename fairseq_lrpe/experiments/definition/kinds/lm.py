@@ -10,6 +10,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.definition.kinds.base import Curve, Evaluation, Kind, TrainingSettings
+from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
 
@@ -20,6 +21,9 @@ MAX_SINUSOIDAL = 100_000
 class BlockEvaluation(Evaluation):
     length: PositiveInt | None = None  # tokens per block; the default is that of the training
     context_window: NonNegativeInt = 0  # number of tokens at the start of a block that are only context
+    # How angles of rotations are scaled: TYPE, TYPE:FACTOR or TYPE:FACTOR:LENGTH of ``RopeScaling``. The
+    # default factor is ``length`` divided by the length in training, or 1 if that is longer.
+    rope_scaling: str | None = None
 
 
 class LMSettings(TrainingSettings):
@@ -40,9 +44,17 @@ class LM(Kind):
                 raise UserError(
                     f"evaluations.{name}.context_window must be below the {length} tokens of a block"
                 )
+            if evaluation.get("rope_scaling") and not evaluation.get("length"):
+                raise UserError(f"evaluations.{name}.rope_scaling needs evaluations.{name}.length")
 
     def data(self, cfg):
         return [REPOSITORY / cfg.data / name for name in layout.text(self.splits(cfg))]
+
+    def flags(self, job):
+        for evaluation in self.evaluations(job.cfg).values():
+            if text := evaluation.get("rope_scaling"):
+                rope_scaling(text, evaluation["length"], _configured_model(job))
+        return super().flags(job)
 
     def evaluate(self, job, name):
         evaluation, flags, expected = self.evaluations(job.cfg)[name], {}, None
@@ -52,8 +64,13 @@ class LM(Kind):
             expected = check_length(job, evaluation["split"], length)
             # A batch has up to 2,048 tokens, or one block that is longer.
             flags |= {"tokens_per_sample": length, "batch_size": None, "max_tokens": max(length, 2048)}
-            if length > trained_length(model_flags(job)):
-                flags["model_overrides"] = f"{{'max_target_positions':{length}}}"
+            model = model_flags(job)
+            overrides = {"max_target_positions": length} if length > trained_length(model) else {}
+            if text := evaluation.get("rope_scaling"):
+                overrides["rope_scaling"] = str(rope_scaling(text, length, model))
+            if overrides:
+                # Checkpoints of earlier versions have no key rope_scaling, which only a nested override adds.
+                flags["model_overrides"] = repr({"model": overrides})
         log = self.run_evaluation(job, name, "fairseq-eval-lm", "gen_subset", **flags)
         return perplexity(log, expected)
 
@@ -81,6 +98,13 @@ def model_flags(job) -> dict:
     return model
 
 
+def _configured_model(job) -> dict:
+    """Returns the flags of a model that is not trained yet, without fairseq's defaults."""
+    method = METHODS[job.run.method].flags if job.run.method in METHODS else {}
+    configured = {**job.cfg.train, **job.cfg.by_method.get(job.run.method, {})}
+    return {"encoding": "none", "tokens_per_sample": 1, **method, **configured}
+
+
 def check_length(job, split: str, length: int) -> int:
     from fairseq.data.indexed_dataset import make_dataset  # this import takes seconds
 
@@ -98,7 +122,26 @@ def check_length(job, split: str, length: int) -> int:
 
 
 def trained_length(model: dict) -> int:
+    """Returns the number of tokens that the model is built for, at least that of a block in training."""
     return model["max_target_positions"] or model["tokens_per_sample"]
+
+
+def rope_scaling(text: str, length: int, model: dict):
+    """Returns the scaling of the model's angles for blocks of ``length`` tokens.
+
+    Raises:
+        UserError: for an invalid text, or if the model has no angles that can be scaled.
+    """
+    from fairseq_lrpe.encodings import build_encoding  # imports torch, which takes seconds
+    from fairseq_lrpe.encodings.rotation import scale_rotations
+    from fairseq_lrpe.ops.rope_scaling import RopeScaling
+
+    trained = model["tokens_per_sample"]
+    scaling = RopeScaling.parse(text, factor=max(1.0, length / trained), original_length=trained)
+    heads = model.get("decoder_attention_heads", 1)
+    sizes = {"num_heads": heads, "head_dim": model.get("decoder_embed_dim", 64) // heads, "causal": True}
+    scale_rotations(build_encoding(model["encoding"], **sizes, **_encoding_options(model)), scaling)
+    return scaling
 
 
 def max_length(model: dict) -> tuple[float, str]:
@@ -110,8 +153,6 @@ def max_length(model: dict) -> tuple[float, str]:
     import torch  # takes seconds, as the modules that import it
 
     from fairseq_lrpe.attention import SoftmaxAttention
-    from fairseq_lrpe.config import option_flag
-    from fairseq_lrpe.encodings import ENCODINGS, encoding_options
     from fairseq_lrpe.positions import POSITIONS, build_position
 
     trained, positions, encoding = trained_length(model), model["token_positions"], model["encoding"]
@@ -125,10 +166,8 @@ def max_length(model: dict) -> tuple[float, str]:
         build = functools.partial(build_position, positions, **sizes)
         if _depends_on_length(build, trained, x, index, torch.full_like(index, 2)):
             return trained, f"its {positions} token positions depend on the {trained} training positions"
-    options = encoding_options(ENCODINGS[encoding])
-    options = {name: model.get(option_flag(encoding, name), default) for name, default in options.items()}
     width //= heads
-    build = functools.partial(SoftmaxAttention, width, 1, encoding, causal=True, **options)
+    build = functools.partial(SoftmaxAttention, width, 1, encoding, causal=True, **_encoding_options(model))
     if _depends_on_length(build, trained, x[..., :width]):
         return trained, f"{encoding}'s formula or table depends on the {trained} training positions"
     if positions == "hierarchical" and trained**2 < MAX_SINUSOIDAL:
@@ -136,6 +175,15 @@ def max_length(model: dict) -> tuple[float, str]:
     if positions == "none" or model["no_token_positional_embeddings"]:
         return math.inf, "no part of the model depends on the length"
     return MAX_SINUSOIDAL, "fairseq's sinusoidal token positions end there"
+
+
+def _encoding_options(model: dict) -> dict:
+    from fairseq_lrpe.config import option_flag
+    from fairseq_lrpe.encodings import ENCODINGS, encoding_options
+
+    encoding = model["encoding"]
+    options = encoding_options(ENCODINGS[encoding])
+    return {name: model.get(option_flag(encoding, name), default) for name, default in options.items()}
 
 
 def _depends_on_length(build: Callable, trained: int, *inputs) -> bool:

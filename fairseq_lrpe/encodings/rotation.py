@@ -1,0 +1,89 @@
+"""Base class of encodings that rotate features, and the scaling of their angles."""
+
+from torch import Tensor, nn
+
+from fairseq_lrpe.encodings.base import ENCODINGS, Context, Encoding
+from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.rope_scaling import RopeScaling
+from fairseq_lrpe.utils.errors import UserError
+
+
+class RotaryEncoding(Encoding):
+    """Base class of encodings that rotate features by angles proportional to the position.
+
+    A subclass uses the angles of :meth:`scaling_at`. Its ``forward`` calls :meth:`check_keys` and
+    :meth:`with_attention_factor`, and ``shift_keys`` calls :meth:`check_shift`. Parameters keep their values.
+    Only angles are scaled: decays and other functions of the distance are not.
+    """
+
+    rope_scaling: RopeScaling | None = None
+    """How angles are scaled, or None; :func:`scale_rotations` sets it."""
+
+    @property
+    def scalable(self) -> bool:
+        """Whether the angles can be scaled; those of the two coordinates of an image cannot."""
+        return self.axes == 1
+
+    def scaling_at(self, offset: int | PositionIndex, length: int) -> RopeScaling | None:
+        """Returns the scaling of the angles of ``length`` positions that end at the last one of a call."""
+        return self.rope_scaling and self.rope_scaling.at_length(_end(offset, length))
+
+    def check_keys(self, q: Tensor, k: Tensor, context: Context) -> None:
+        """Raises a ValueError if angles depend on the length, and a call does not have all keys.
+
+        Cached keys are encoded with the angles of an earlier length.
+        """
+        if self.rope_scaling is None or self.rope_scaling.type != "dynamic":
+            return
+        ends = {_end(context.q_offset, q.size(-2)), _end(context.k_offset, k.size(-2))}
+        if max(ends) > self.rope_scaling.original_length and (len(ends) > 1 or _start(context.k_offset)):
+            raise UserError(
+                "dynamic scaling encodes all keys with the angles of the current length, which cached keys "
+                f"do not have after {self.rope_scaling.original_length} positions: use ntk, such as ntk:4"
+            )
+
+    def check_shift(self) -> None:
+        """Raises a ValueError if encoded keys cannot be shifted, because their angles are not known."""
+        if self.rope_scaling is not None and self.rope_scaling.type == "dynamic":
+            raise UserError("dynamic scaling cannot shift encoded keys: use ntk, such as ntk:4")
+
+    def with_attention_factor(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns q and k multiplied by the ``attention_factor`` of the scaling."""
+        factor = 1.0 if self.rope_scaling is None else self.rope_scaling.attention_factor
+        return (q, k) if factor == 1.0 else (factor * q, factor * k)
+
+
+def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
+    """Scales the angles of all rotations in a module, such as a model or an encoding.
+
+    Args:
+        module: the module, which is changed.
+        scaling: the scaling, or None for the angles of the training.
+
+    Raises:
+        ValueError: if no encoding in the module rotates, or if another encoding depends on positions.
+    """
+    encodings = [x for x in module.modules() if isinstance(x, Encoding) and x.name != "none"]
+    other = [x for x in encodings if not (isinstance(x, RotaryEncoding) and x.scalable)]
+    if other or not encodings:
+        problem = "there is no encoding"
+        if other:
+            problem = f"{other[0].name} has no angles of rotations by distances"
+        names = sorted(name for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding))
+        raise UserError(
+            f"{problem}, which rope scaling needs: use one of {', '.join(names)} in sequences, except lrpe's "
+            "permutation core"
+        )
+    for encoding in encodings:
+        encoding.rope_scaling = scaling
+
+
+def _end(offset, length):
+    return offset.max_position + 1 if isinstance(offset, PositionIndex) else offset + length
+
+
+def _start(offset):
+    """Returns the first of the positions."""
+    if not isinstance(offset, PositionIndex):
+        return offset
+    return int(offset.query_positions.min()) if offset.query_positions.numel() else 0

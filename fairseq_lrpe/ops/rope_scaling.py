@@ -1,0 +1,147 @@
+"""Scaling of rotation angles for sequences that are longer than those of the training."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.suggest import choices
+
+SCALINGS = ("linear", "ntk", "dynamic", "yarn", "llama3")
+_NEED_LENGTH = ("dynamic", "yarn", "llama3")
+_BASE = 10000
+_YARN_FAST, _YARN_SLOW = 32, 1
+_LLAMA3_HIGH, _LLAMA3_LOW = 4, 1
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How to scale rotation angles θ for sequences s times as long as those of the training.
+
+    With θ_t, t = 0, .., n-1, the angles per position, M the ``original_length`` and r_t = M·|θ_t|/2π the
+    number of rotations in a sequence of the training, the scaled angles are
+
+        linear   θ_t / s (position interpolation, Chen et al. 2023)
+        ntk      θ_t · s^(-t/(n-1)), which for RoPE is the base 10000·s^(d/(d-2)) (bloc97 2023; YaRN, Peng et
+                 al. 2023, Definition 1)
+        dynamic  ntk with s·L/M - (s - 1) in place of s if the current length L is above M, otherwise θ_t; the
+                 default s = 1 gives L/M (emozilla 2023; Peng et al. 2023, Section 3.3)
+        yarn     γ_t·θ_t + (1 - γ_t)·θ_t / s, where γ decreases from 1 to 0, linearly in log θ, between the
+                 angles with r = 32 and r = 1. As in the authors' code, its ends are rounded outwards to
+                 whole indices of the ladder 10000^(-2t/w), at least 0, of w rotated features. Queries and
+                 keys are multiplied by 0.1·ln s + 1 (Peng et al. 2023, Section 3.4)
+        llama3   the same with γ_t = (r_t - 1)/(4 - 1), limited to [0, 1], and no factor for queries and keys
+                 (Llama 3.1, Grattafiori et al. 2024)
+
+    For RoPE, these are the definitions of Hugging Face's ``ROPE_INIT_FUNCTIONS``. Those that depend on r use
+    wavelengths, and apply to any angles; the wavelength of a negative angle is that of its absolute value.
+
+    Args:
+        type: one of ``SCALINGS``.
+        factor: s, at least 1; required unless ``type`` is "dynamic".
+        original_length: M, the length of the sequences in training; required for dynamic, yarn and llama3.
+
+    Raises:
+        ValueError: for an unknown type, or a factor or length that is missing or too small.
+    """
+
+    type: str
+    factor: float | None = None
+    original_length: int | None = None
+
+    def __post_init__(self):
+        if self.type not in SCALINGS:
+            raise UserError(f"unknown rope scaling {self.type!r}{choices(self.type, SCALINGS)}")
+        if self.factor is None and self.type != "dynamic":
+            raise UserError(f"{self.type} scaling needs a factor of at least 1, such as {self.type}:4")
+        if self.factor is not None and not 1 <= self.factor < math.inf:
+            raise UserError(f"the factor of rope scaling must be at least 1, not {self.factor}")
+        if self.original_length is None and self.type in _NEED_LENGTH:
+            raise UserError(
+                f"{self.type} scaling needs the length in training, such as 512 in {self.type}:4:512"
+            )
+        if self.original_length is not None and self.original_length < 1:
+            raise UserError(f"the length in training must be at least 1, not {self.original_length}")
+
+    @classmethod
+    def parse(
+        cls, text: str, *, factor: float | None = None, original_length: int | None = None
+    ) -> "RopeScaling":
+        """Returns the scaling of a text TYPE[:FACTOR[:LENGTH]], such as "yarn:4:512".
+
+        ``factor`` and ``original_length`` replace those that the text omits, except the factor of dynamic.
+
+        Raises:
+            ValueError: for a text that is not of this form, and as the class does.
+        """
+        name, *numbers = text.split(":")
+        if name == "dynamic":
+            factor = None
+        try:
+            if numbers:
+                factor = float(numbers.pop(0))
+            if numbers:
+                original_length = int(numbers.pop(0))
+        except ValueError:
+            numbers = ["invalid"]
+        if numbers:
+            raise UserError(
+                f"rope scaling must be TYPE, TYPE:FACTOR or TYPE:FACTOR:LENGTH, such as yarn:4:512, not "
+                f"{text!r}"
+            )
+        return cls(name, factor, original_length)
+
+    def __str__(self) -> str:
+        """Returns the text that :meth:`parse` accepts."""
+        factor = 1 if self.factor is None else self.factor
+        text = f"{self.type}:{factor}".removesuffix(".0")
+        return text if self.original_length is None else f"{text}:{self.original_length}"
+
+    @property
+    def attention_factor(self) -> float:
+        """The factor of queries and of keys, so that scores have its square."""
+        return 0.1 * math.log(self.factor) + 1 if self.type == "yarn" else 1.0
+
+    def at_length(self, length: int) -> "RopeScaling | None":
+        """Returns the scaling for a call with positions 0 to ``length`` - 1, or None for no scaling.
+
+        It is "ntk" with the current factor for "dynamic", and otherwise this scaling.
+        """
+        if self.type != "dynamic":
+            return self
+        if length <= self.original_length:
+            return None
+        factor = self.factor or 1
+        return replace(self, type="ntk", factor=factor * length / self.original_length - (factor - 1))
+
+    def scale(self, theta: Tensor, width: int) -> Tensor:
+        """Returns the scaled angles; the result is differentiable in ``theta``.
+
+        Args:
+            theta: angles per position (..., n).
+            width: w, the number of rotated features of the ladder 10000^(-2t/w), only used by yarn.
+        """
+        if self.type == "linear":
+            return theta / self.factor
+        if self.type == "ntk":
+            n = theta.size(-1)
+            t = torch.arange(n, dtype=theta.dtype, device=theta.device)
+            return theta * self.factor ** (-t / max(1, n - 1))
+        kept = self._kept_share(theta, width)
+        return theta * (kept + (1 - kept) / self.factor)
+
+    def _kept_share(self, theta, width):
+        """Returns γ."""
+        rotation = 2 * math.pi / self.original_length  # the angle of one rotation in the training
+        size = theta.abs()
+        if self.type == "llama3":
+            return ((size / rotation - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)).clamp(0, 1)
+
+        per_index = 2 * math.log(_BASE) / width
+        first = max(0, math.floor(-math.log(_YARN_FAST * rotation) / per_index))
+        last = min(width - 1, math.ceil(-math.log(_YARN_SLOW * rotation) / per_index))
+        # The clamp keeps the gradient of an angle of 0 finite.
+        index = -size.clamp(min=torch.finfo(size.dtype).tiny).log() / per_index
+        return 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)

@@ -1,0 +1,319 @@
+"""Rotations with scaled angles: every encoding against its formula, decoding, and what is refused."""
+
+import copy
+import io
+
+import pytest
+import torch
+from support.tensors import assert_same, randn, with_gradients
+from torch import nn
+
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding
+from fairseq_lrpe.encodings import ENCODINGS, Context, build_encoding
+from fairseq_lrpe.encodings.rotation import RotaryEncoding, scale_rotations
+from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.rope_scaling import RopeScaling
+
+B, H, D, L, M = 2, 2, 8, 13, 5
+SCALINGS = [
+    RopeScaling("linear", 3),
+    RopeScaling("ntk", 2.5),
+    RopeScaling("dynamic", None, M),
+    RopeScaling("yarn", 4, M),
+    RopeScaling("yarn", 4, 300),
+    RopeScaling("llama3", 8, 30),
+]
+CASES = [
+    ("rope", {}),
+    ("rope_values", {}),
+    ("roper", {}),
+    ("xpos", {"scale_base": 512}),
+    ("retnet", {}),
+    *(
+        ("lrpe", {"core": core, "learn_theta": x})
+        for core in ("unitary", "orthogonal", "mixed")
+        for x in (0, 1)
+    ),
+    ("lrpe", {"core": "unitary", "rotation": "fft"}),
+    ("lrpe", {"core": "unitary", "theta_type": "c"}),
+    ("lrpe_decay", {}),
+    ("lrpe_decay", {"first_layer": True}),
+    ("rope_mixed", {}),
+]
+every = pytest.mark.parametrize("name, options", CASES, ids=str)
+scaled = pytest.mark.parametrize("scaling", SCALINGS, ids=str)
+
+
+def build(name, scaling=None, causal=True, **options):
+    """Returns an encoding with different angles in each head and of both signs, if they are learned."""
+    torch.manual_seed(0)
+    shared = {"num_heads": H, "head_dim": D, "causal": causal, "layers": 3}
+    encoding = build_encoding(name, **shared, **options).double().eval()
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.mul_(torch.randn_like(parameter))
+    scale_rotations(encoding, scaling)
+    return encoding
+
+
+def test_cases_have_every_rotation():
+    rotating = {name for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding)}
+    assert rotating == {name for name, _ in CASES}
+
+
+def unscaled_angles(encoding):
+    """Returns the angles (H, n) of an encoding and the width of their ladder."""
+    theta, width = getattr(encoding, "theta", None), D
+    if theta is None:
+        theta = 10000 ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+    if encoding.name == "lrpe" and encoding.core == "mixed":
+        width = D // 2
+    if theta.dim() == 3:
+        theta = theta[0]
+    if encoding.name == "lrpe_decay" and theta.dim() == 2:
+        width = H * D
+    return theta.expand(H, -1), width
+
+
+def expected_angles(encoding, length):
+    """Returns the scaled angles (H, n)."""
+    theta, width = unscaled_angles(encoding)
+    scaling = encoding.rope_scaling and encoding.rope_scaling.at_length(length)
+    if scaling is None:
+        return theta
+    if width == H * D:  # the ladder continues over the heads
+        return scaling.scale(theta.flatten(), width).view_as(theta)
+    return scaling.scale(theta, width)
+
+
+def rotate(x, angles):
+    """Rotates the pairs of x (B, H, 2n) by angles (H, n)."""
+    a, b = x[..., 0::2], x[..., 1::2]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+
+
+def encoded(encoding, x, offset, length):
+    """Encodes x (B, H, n, d) position by position; features of width 2d are [Re, Im]."""
+    angles, rows = expected_angles(encoding, length), []
+    factor = encoding.rope_scaling.attention_factor
+    for i, row in enumerate(x.unbind(2)):
+        s = offset + i
+        if encoding.name == "lrpe" and encoding.rotation == "householder":
+            v = encoding.v
+            row = row - 2 * (row @ v)[..., None] * v / (v @ v)
+        if encoding.name in ("lrpe", "lrpe_decay") and encoding.core == "unitary":
+            z = torch.fft.fft(row, norm="ortho") if encoding.rotation == "fft" else row + 0j
+            z = z * torch.exp(1j * s * angles)
+            row = (
+                torch.view_as_real(z).flatten(-2)
+                if encoding.rotation == "fft"
+                else torch.cat([z.real, z.imag], -1)
+            )
+        else:
+            n = 2 * angles.size(-1)
+            row = torch.cat([rotate(row[..., :n], s * angles), row[..., n:]], dim=-1)
+        rows.append(factor * row)
+    return torch.stack(rows, dim=2)
+
+
+@every
+@scaled
+def test_encoded_queries_and_keys_match_the_formula(name, options, scaling):
+    encoding = build(name, scaling, **options)
+    q, k = randn(B, H, 4, D).requires_grad_(), randn(B, H, L, D, seed=1).requires_grad_()
+    leaves = [q, k, *encoding.parameters()]
+    found = encoding(q, k, Context(L - 4, 0))
+    expected = encoded(encoding, q, L - 4, L), encoded(encoding, k, 0, L)
+    assert_same(with_gradients(found, leaves), with_gradients(expected, leaves))
+    index = PositionIndex(torch.arange(L - 4, L), torch.arange(L), L - 1)
+    keys = index._replace(query_positions=index.key_positions)
+    assert_same(encoding(q, k, Context(index, keys)), expected)
+
+
+@every
+@scaled
+def test_decay_is_not_scaled(name, options, scaling):
+    decay, plain = build(name, scaling, **options).log_decay(), build(name, **options).log_decay()
+    assert (decay is None and plain is None) or decay.equal(plain)
+
+
+@pytest.mark.parametrize("name", ["rope_values", "roper"])
+@scaled
+def test_values_are_rotated_but_not_multiplied(name, scaling):
+    encoding, v = build(name, scaling), randn(B, H, L, D)
+    context, angles = Context(0, 0), expected_angles(build(name, scaling), L)
+    s = range(L)
+    assert_same(
+        encoding.encode_values(v, context), torch.stack([rotate(v[:, :, i], i * angles) for i in s], dim=2)
+    )
+    if name == "roper":
+        o = encoding.decode_output(v, context)
+        assert_same(o, torch.stack([rotate(v[:, :, i], -i * angles) for i in s], dim=2))
+
+
+@every
+@scaled
+@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
+def test_decoding_equals_the_whole_sequence(name, options, scaling, attention):
+    torch.manual_seed(0)
+    module = attention(H * D, H, build(name, scaling, **options)).double().eval()
+    x = randn(B, L, H * D)
+    length = M if scaling.type == "dynamic" else L
+    with torch.no_grad():
+        whole, steps, state = module(x[:, :length]), [], None
+        for part in x[:, :length].split(1, dim=1):
+            y, state = module(part, state=state, return_state=True)
+            steps.append(y)
+        assert_same(torch.cat(steps, dim=1), whole, 1e-8)
+        if scaling.type == "dynamic":
+            assert not torch.allclose(module(x)[:, :M], whole)
+            with pytest.raises(
+                ValueError, match=r"cached keys do not have after 5 positions: use ntk"
+            ) as raised:
+                module(x[:, M : M + 1], state=state)
+            assert "\n" not in str(raised.value)
+
+
+@every
+@scaled
+def test_shifted_keys(name, options, scaling):
+    encoding, k = build(name, scaling, **options), randn(B, H, 4, D)
+    if scaling.type == "dynamic":
+        with pytest.raises(ValueError, match="dynamic scaling cannot shift encoded keys"):
+            encoding.shift_keys(k, 3)
+        return
+    (_, at_7), (_, at_2) = encoding(k, k, 7, 7), encoding(k, k, 2, 2)
+    assert_same(encoding.shift_keys(at_7, 5), at_2)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_layers_without_rotations_have_no_factor(layer):
+    options = {"num_heads": H, "head_dim": D, "causal": True, "layers": 3, "first_layer": True}
+    encoding, q = build_encoding("lrpe_decay", layer=layer, **options), torch.ones(1, H, 3, D)
+    scale_rotations(encoding, RopeScaling("yarn", 4, 8))
+    assert (encoding(q, q)[0] is q) == (layer == 2)
+
+
+def test_module_with_several_encodings():
+    """Angles are scaled in every layer; None restores those of the training."""
+    model = nn.ModuleList(SoftmaxAttention(H * D, H, name, causal=True) for name in ("rope", "lrpe", "none"))
+    scale_rotations(model, RopeScaling("linear", 2))
+    assert [x.encoding.rope_scaling is not None for x in model[:2]] == [True, True]
+    assert copy.deepcopy(model)[0].encoding.rope_scaling == RopeScaling("linear", 2)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=False)[1].encoding.rope_scaling == RopeScaling("linear", 2)
+    scale_rotations(model, None)
+    assert model[0].encoding.rope_scaling is None
+
+
+@pytest.mark.parametrize("name", sorted(set(ENCODINGS) - {name for name, _ in CASES}))
+def test_other_encodings_are_refused(name):
+    encoding = build_encoding(name, num_heads=H, head_dim=D, causal=True)
+    works = "use one of lrpe, lrpe_decay, retnet, rope, rope_mixed, rope_values, roper, xpos in sequences"
+    with pytest.raises(ValueError) as raised:
+        scale_rotations(encoding, RopeScaling("linear", 2))
+    assert works in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_permutations_and_images_are_refused():
+    shared = {"num_heads": H, "head_dim": D, "causal": False}
+    for encoding in (
+        build_encoding("lrpe", core="permutation", **shared),
+        build_encoding("rope_mixed", axes=2, **shared),
+    ):
+        with pytest.raises(ValueError, match="has no angles of rotations by distances, which rope scaling"):
+            scale_rotations(
+                nn.ModuleList([build_encoding("rope", **shared), encoding]), RopeScaling("ntk", 2)
+            )
+
+
+def test_explicit_positions():
+    """With all keys in each call, dynamic scaling works step by step; with cached keys it is refused."""
+    encoding, q, k = (
+        build("rope", RopeScaling("dynamic", None, M)),
+        randn(1, H, L, D),
+        randn(1, H, L, D, seed=1),
+    )
+    places = torch.arange(L)
+    whole, keys = apply_encoding(encoding, q, k, places)
+    last, again = apply_encoding(encoding, q[:, :, -1:], k, places[-1:], places)
+    assert_same([last, again], [whole[:, :, -1:], keys])
+    with pytest.raises(ValueError, match="use ntk, such as ntk:4"):
+        apply_encoding(encoding, q[:, :, -1:], k[:, :, -1:], places[-1:])
+    with pytest.raises(ValueError, match="use ntk, such as ntk:4"):
+        encoding(q, k[:, :, :3], 0, 0)
+
+
+@pytest.mark.parametrize("norm, same", [("denominator", True), ("layernorm", True), ("content", False)])
+def test_temperature_in_linear_attention(norm, same, monkeypatch):
+    """It cancels in a division by the encoded sum and in a LayerNorm."""
+    torch.manual_seed(0)
+    module = LinearAttention(H * D, H, "rope", causal=True, linear_norm=norm).double().eval()
+    x = randn(B, L, H * D)
+    scale_rotations(module, RopeScaling("yarn", 8, 4))
+    found = module(x)
+    monkeypatch.setattr(RopeScaling, "attention_factor", 1.0)
+    assert torch.allclose(found, module(x), atol=1e-4) == same
+
+
+@every
+@pytest.mark.parametrize("scaling", [SCALINGS[1], SCALINGS[3], SCALINGS[5]], ids=str)
+def test_half_precision_meta_tensors_and_export(name, options, scaling):
+    encoding, x = build(name, scaling, **options), randn(1, H, L, D)
+    whole, _ = encoding(x, x)
+    for dtype in (torch.float16, torch.bfloat16):
+        found, _ = encoding.to(dtype)(x.to(dtype), x.to(dtype))
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), whole, rtol=0.02, atol=0.05)
+    encoding = build(name, scaling, **options)
+    exported = torch.export.export(encoding, (x, x)).module()
+    assert_same(exported(x, x), encoding(x, x))
+    assert encoding.to("meta")(x.to("meta"), x.to("meta"))[0].shape == whole.shape
+
+
+@pytest.mark.parametrize("d", [8, 32])
+@pytest.mark.parametrize("scaling", [x for x in SCALINGS if x.type != "ntk"], ids=str)
+def test_attention_of_hugging_faces_llama(scaling, d):
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+
+    values = {"rope_type": scaling.type, "factor": float(scaling.factor or 1)}
+    if scaling.type == "llama3":
+        values |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        values["original_max_position_embeddings"] = scaling.original_length
+    config = LlamaConfig(
+        hidden_size=H * d,
+        num_attention_heads=H,
+        num_key_value_heads=H,
+        max_position_embeddings=scaling.original_length or L,
+        rope_scaling=values,
+        attention_bias=True,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(0)
+    theirs, ours = (
+        LlamaAttention(config, 0).double(),
+        SoftmaxAttention(H * d, H, "rope", causal=True).double(),
+    )
+    scale_rotations(ours, scaling)
+    # Their pair t consists of the features t and t + d/2 of a head.
+    order = torch.arange(H * d).view(H, 2, d // 2).mT.flatten()
+    with torch.no_grad():
+        for name in ("q", "k", "v"):
+            source, target = (getattr(x, f"{name}_proj") for x in (theirs, ours))
+            rows = torch.arange(H * d) if name == "v" else order
+            source.bias.normal_()
+            target.weight.copy_(source.weight[rows])
+            target.bias.copy_(source.bias[rows])
+        ours.out_proj.weight.copy_(theirs.o_proj.weight)
+        ours.out_proj.bias.copy_(theirs.o_proj.bias)
+        x = 3 * randn(B, L, H * d)
+        mask = torch.full((L, L), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+        # cos and sin are computed in float32.
+        places = LlamaRotaryEmbedding(config)(x, torch.arange(L)[None])
+        expected, _ = theirs(x, position_embeddings=places, attention_mask=mask)
+        assert (expected - ours(x)).abs().max() < 1e-6 * expected.abs().max()
