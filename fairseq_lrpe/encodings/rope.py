@@ -19,10 +19,11 @@ class RoPE(Encoding):
             raise ValueError(
                 f"{self.name} rotates pairs of features: head_dim must be even, not {self.head_dim}"
             )
+        self.pairs = self.head_dim // 2  # number of rotated pairs, which are the first ones
 
     def rotate(self, x: Tensor, offset: int, backwards: bool = False) -> Tensor:
         """Returns x (B, H, L, d) rotated by the angles of its positions, in reverse if ``backwards``."""
-        frequencies = ("a", self.head_dim // 2, self.head_dim, self.max_positions)
+        frequencies = ("a", self.pairs, self.head_dim, self.max_positions)
         table = cached_phases(frequencies, offset, x.size(-2), complex_dtype(x), x.device)
         return rotate_pairs(x, table.conj() if backwards else table)
 

@@ -1,0 +1,71 @@
+"""FoPE: Fourier position embedding."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
+from fairseq_lrpe.ops.float64 import to_float64
+from fairseq_lrpe.ops.position_index import coordinates
+from fairseq_lrpe.ops.rotation import rotary_frequencies, rotate_pairs
+
+
+@register_encoding("fope", sigma="size σ of the random coefficients of FoPE's Fourier series")
+class FoPE(Encoding):
+    """Multiplies the pair (x_2t, x_2t+1), as a complex number, by a Fourier series (Hua et al. 2025, Eq. 13).
+
+    At position s, the factor of a pair with the frequency ω_t = 10000^(-2t/d) is
+
+        f_t(s) = cos(s ω_t) + Σ_u a_tu cos(s ω_u) + i (sin(s ω_t) + Σ_u b_tu sin(s ω_u))
+
+    where u are all pairs with ω_u ≥ 2π/N, and N is the length of the longest training sequence. Pairs with
+    lower frequencies, which do not complete a period in training, have the factor 1. The coefficients a and b
+    are drawn for each layer and head from N(0, σ²/n) for n such pairs, which is Xavier's distribution with
+    gain σ, and are not learned. They and N are stored in the checkpoint, so that evaluations at other lengths
+    use the same series.
+
+    A score depends on the absolute positions, because products of different frequencies do. The method's
+    linear attention has a LayerNorm instead of a denominator, which these products make negative. The
+    encoding has no parameters. It takes O(L d) time for each row of the batch, and O(L d² H) time for f.
+
+    Raises:
+        ValueError: for an odd head dimension or a negative σ.
+    """
+
+    uses_absolute_positions = True
+    float32_parameters = ("cosine", "sine", "length")
+
+    def __init__(self, *, sigma: float = 0.3, **shared):
+        super().__init__(**shared)
+        if self.head_dim % 2 or sigma < 0:
+            raise ValueError(
+                "fope needs an even head_dim and a sigma of at least 0, not "
+                f"head_dim {self.head_dim} and sigma {sigma}"
+            )
+        pairs = self.head_dim // 2
+        self.register_buffer("length", torch.tensor([float(self.max_positions)]))
+        self._frequencies = ("a", pairs, self.head_dim, self.max_positions)
+        lowest = 2 * math.pi / self.max_positions
+        count = sum(10000 ** (-2 * t / self.head_dim) >= lowest for t in range(pairs))
+        for name in ("cosine", "sine"):
+            noise = torch.randn(self.num_heads, pairs, pairs) * sigma / max(1, count) ** 0.5
+            self.register_buffer(name, noise)  # coefficient of frequency u (row) for pair t (column)
+
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        q_table, k_table = position_tables(self._factors, q, k, context)
+        return rotate_pairs(q, q_table), rotate_pairs(k, k_table)
+
+    def _factors(self, x, offset):
+        """Returns the factors (H, L, d/2) of the positions of x (B, H, L, d)."""
+        position = coordinates(offset, x.size(-2), x.device)
+        theta = rotary_frequencies(*self._frequencies).to(position.device, position.dtype)
+        kept = theta >= 2 * math.pi / to_float64(self.length)
+        angles = position * torch.where(kept, theta, 0.0)  # in float64, as for RoPE
+        dtype, parts = torch.promote_types(x.dtype, torch.float32), []
+        for part, weight in ((angles.cos(), self.cosine), (angles.sin(), self.sine)):
+            part = part.to(x.device, dtype)
+            weight = weight.to(dtype) * (kept[:, None] & kept).to(x.device)
+            with torch.autocast(x.device.type, enabled=False):  # autocast would sum in half precision
+                parts.append(part + part @ weight)
+        return torch.complex(*parts)
