@@ -30,8 +30,8 @@ class DAPE(DistanceBias):
     biases of the pair (i, j) in all heads, so that the bias depends on the content, and heads on each other.
     The output layer has no bias, which would shift all scores of a query equally.
 
-    f is computed for each pair, in O(width · H · L²) time. The hidden layer is computed in blocks of pairs
-    and recomputed in the backward pass.
+    f is computed for each pair, in O(width · H · L²) time. If there are many pairs, the hidden layer is
+    computed in blocks of pairs and recomputed in the backward pass.
 
     Raises:
         ValueError: for an unknown bias or a width below 1.
@@ -61,13 +61,12 @@ class DAPE(DistanceBias):
         with torch.autocast(q.device.type, enabled=False):  # autocast would add far biases in half precision
             scores = at_least_float32(content)
             size = max(1, _MAX_HIDDEN_ELEMENTS // max(1, len(q) * len(self.hidden_weight) * k.size(-2)))
-            rows = zip(scores.split(size, dim=-2), bias.split(size, dim=-2), strict=True)
-            return torch.cat([self._adapt(*block) for block in rows], dim=-2).to(content.dtype)
+            blocks = [*zip(scores.split(size, dim=-2), bias.split(size, dim=-2), strict=True)]
+            adapt = self._recomputed if len(blocks) > 1 and torch.is_grad_enabled() else self._perceptron
+            return torch.cat([adapt(*block) for block in blocks], dim=-2).to(content.dtype)
 
-    def _adapt(self, scores, bias):
-        if torch.is_grad_enabled():
-            return checkpoint(self._perceptron, scores, bias, use_reentrant=False, preserve_rng_state=False)
-        return self._perceptron(scores, bias)
+    def _recomputed(self, scores, bias):
+        return checkpoint(self._perceptron, scores, bias, use_reentrant=False, preserve_rng_state=False)
 
     def _perceptron(self, scores, bias):
         """Returns s + b + f(s, b) for scores (B, H, rows, keys) and biases (1, H, rows, keys)."""
