@@ -58,7 +58,7 @@ class DAPE(DistanceBias):
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         content = self.scale * q @ k.mT
         bias = self.bias(at_least_float32(q), k, context)
-        with torch.autocast(q.device.type, enabled=False):  # autocast would add far biases in half precision
+        with torch.autocast(q.device.type, enabled=False):  # biases of far keys are large
             scores = at_least_float32(content)
             size = max(1, _MAX_HIDDEN_ELEMENTS // max(1, len(q) * len(self.hidden_weight) * k.size(-2)))
             blocks = [*zip(scores.split(size, dim=-2), bias.split(size, dim=-2), strict=True)]

@@ -8,7 +8,7 @@ from torch import Tensor
 from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import coordinates
-from fairseq_lrpe.ops.rotation import rotary_frequencies, rotate_pairs
+from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
 
 
 @register_encoding("fope", sigma="size σ of the random coefficients of FoPE's Fourier series")
@@ -61,11 +61,7 @@ class FoPE(Encoding):
         position = coordinates(offset, x.size(-2), x.device)
         theta = rotary_frequencies(*self._frequencies).to(position.device, position.dtype)
         kept = theta >= 2 * math.pi / to_float64(self.length)
-        angles = position * torch.where(kept, theta, 0.0)  # in float64, as for RoPE
-        dtype, parts = torch.promote_types(x.dtype, torch.float32), []
+        angles, parts = position * torch.where(kept, theta, 0.0), []  # in float64, as for RoPE
         for part, weight in ((angles.cos(), self.cosine), (angles.sin(), self.sine)):
-            part = part.to(x.device, dtype)
-            weight = weight.to(dtype) * (kept[:, None] & kept).to(x.device)
-            with torch.autocast(x.device.type, enabled=False):  # autocast would sum in half precision
-                parts.append(part + part @ weight)
-        return torch.complex(*parts)
+            parts.append(part + part @ (to_float64(weight) * (kept[:, None] & kept)))
+        return torch.complex(*parts).to(x.device, complex_dtype(x))
