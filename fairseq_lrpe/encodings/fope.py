@@ -11,7 +11,7 @@ from fairseq_lrpe.ops.position_index import coordinates
 from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
 
 
-@register_encoding("fope", sigma="size σ of the random coefficients of FoPE's Fourier series")
+@register_encoding("fope", sigma="gain σ of the random coefficients of FoPE's Fourier series")
 class FoPE(Encoding):
     """Multiplies the pair (x_2t, x_2t+1), as a complex number, by a Fourier series (Hua et al. 2025, Eq. 13).
 
@@ -21,9 +21,10 @@ class FoPE(Encoding):
 
     where u are all pairs with ω_u ≥ 2π/N, and N is the length of the longest training sequence. Pairs with
     lower frequencies, which do not complete a period in training, have the factor 1. The coefficients a and b
-    are drawn for each layer and head from N(0, σ²/n) for n such pairs, which is Xavier's distribution with
-    gain σ, and are not learned. They and N are stored in the checkpoint, so that evaluations at other lengths
-    use the same series.
+    are drawn for each layer and head, and are not learned. As in the listing of the paper, they have Xavier's
+    normal distribution with gain σ for a tensor (H, n, n), where n is the number of these pairs: the variance
+    is 2σ²/(n(n + H)). They and N are stored in the checkpoint, so that evaluations at other lengths use the
+    same series.
 
     A score depends on the absolute positions, because products of different frequencies do. The method's
     linear attention has a LayerNorm instead of a denominator, which these products make negative. The
@@ -48,8 +49,9 @@ class FoPE(Encoding):
         self._frequencies = ("a", pairs, self.head_dim, self.max_positions)
         lowest = 2 * math.pi / self.max_positions
         count = sum(10000 ** (-2 * t / self.head_dim) >= lowest for t in range(pairs))
+        size = sigma * (2 / max(1, count * (count + self.num_heads))) ** 0.5
         for name in ("cosine", "sine"):
-            noise = torch.randn(self.num_heads, pairs, pairs) * sigma / max(1, count) ** 0.5
+            noise = size * torch.randn(self.num_heads, pairs, pairs)
             self.register_buffer(name, noise)  # coefficient of frequency u (row) for pair t (column)
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
