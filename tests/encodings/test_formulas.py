@@ -231,7 +231,7 @@ def p_rope(encoding, q, k, i, j, h):
 def fope(encoding, q, k, i, j, h):
     """Hua et al. 2025, Eq. 13, for the real and the imaginary part."""
     frequencies = [10000 ** (-2 * t / D) for t in range(D // 2)]
-    kept = [t for t in range(D // 2) if frequencies[t] >= 2 * math.pi / encoding.max_positions]
+    kept = [t for t in range(D // 2) if frequencies[t] >= 2 * math.pi / encoding.length.item()]
 
     def encode(x, position):
         out = []
@@ -351,7 +351,7 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     ("p_rope", {}, {}),
     ("p_rope", {"p": 1.0}, {}),
     ("fope", {"max_positions": 512}, {}),  # one of two frequencies is 0
-    ("fope", {"max_positions": 1024, "sigma": 0.9}, {}),
+    ("fope", {"length": 1024, "sigma": 0.9}, {}),
     ("roper", {}, {}),
     ("rope_values", {}, {}),
     ("cosformer", {"max_positions": 40}, {}),

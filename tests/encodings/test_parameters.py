@@ -135,6 +135,7 @@ def test_initial_values():
     for x, most in ((dape.hidden_weight, 1 / 4), (dape.hidden_bias, 1 / 4), (dape.output_weight, 32**-0.5)):
         assert 0.8 * most < x.abs().max() <= most
     check_uniform(build("dape", heads=1000).prior.bias_p, 0.01, 2)
+    assert build("fope", max_positions=3).length == 3 and build("fope", length=5).length == 5
     # 16 of 32 frequencies are at least 2π/512.
     fope, expected = build("fope", heads=8, d=64), torch.empty(8, 16, 16)
     for x in (fope.cosine, fope.sine):
@@ -206,8 +207,9 @@ WRONG = [  # (encoding, options, part of the message)
     ("p_rope", {"p": 0.0}, "p of at most 1 that keeps one of 3 frequencies, not 0"),
     ("p_rope", {"p": 0.3}, "keeps one of 3 frequencies, not 0.3"),
     ("p_rope", {"p": 1.5}, "p of at most 1 .* not 1.5"),
-    ("fope", {"d": 7}, "even head_dim .* not head_dim 7"),
-    ("fope", {"sigma": -1.0}, "sigma of at least 0, not .* sigma -1"),
+    ("fope", {"d": 7}, "even head_dim, .* not head_dim 7"),
+    ("fope", {"sigma": -1.0}, "sigma and a length of at least 0, not .* sigma -1"),
+    ("fope", {"length": -1}, "length of at least 0, not .* length -1"),
     ("rope", {"axes": 2}, "does not support positions with 2 coordinates: use liere or rope_mixed"),
     ("rope_mixed", {"axes": 2}, "must be a multiple of 4 in an image, not 6"),
     ("rope_mixed", {"d": 7}, "must be a multiple of 2 in a sequence, not 7"),
