@@ -80,6 +80,11 @@ METHODS = {
     "kerple_power": Method(
         {"encoding": "kerple", "kerple_power": True}, "Chi et al. 2022, the power variant"
     ),
+    "sandwich": Method({"encoding": "sandwich"}, "Chi et al. 2023"),
+    "dape": Method({"encoding": "dape"}, "DAPE with KERPLE's bias, Zheng et al. 2024"),
+    "dape_alibi": Method(
+        {"encoding": "dape", "dape_bias": "alibi"}, "DAPE with ALiBi's bias, Zheng et al. 2024"
+    ),
     "gaussian": Method({"encoding": "gaussian"}, "Gaussian Transformer, Guo et al. 2019"),
     **{
         f"huang_{n}": Method({"encoding": "huang", "huang_method": n}, f"Huang et al. 2020, method {n}")
@@ -93,6 +98,8 @@ METHODS = {
     ),
     "roper": Method({"encoding": "roper"}, "Harik and Jayasiri 2022"),
     "rope_values": Method({"encoding": "rope_values"}, "RoPE on q, k and v, Su 2021, after Eq. 17"),
+    "p_rope": Method({"encoding": "p_rope"}, "p-RoPE with p = 0.75, Barbero et al. 2025"),
+    "fope": Method({"encoding": "fope", "linear_norm": "layernorm"}, "FoPE, Hua et al. 2025"),
     "rope_mixed": Method(
         {"encoding": "rope_mixed", "linear_norm": "layernorm"}, "RoPE-Mixed, Heo et al. 2024"
     ),
@@ -109,6 +116,7 @@ METHODS = {
         {"encoding": "lrpe_decay", "linear_norm": "layernorm"}, "TransNormerLLM, Qin et al. 2023"
     ),
     "cope": Method({"encoding": "cope"}, "CoPE, Golovneva et al. 2024"),
+    "stick_breaking": Method({"encoding": "stick_breaking"}, "Tan et al. 2025"),
     "path": Method({"encoding": "path"}, "PaTH, Yang et al. 2025"),
     "path_fox": Method({"encoding": "path_fox"}, "PaTH-FoX, Yang et al. 2025"),
     "fox": Method({"encoding": "fox"}, "Forgetting Transformer, Lin et al. 2025"),

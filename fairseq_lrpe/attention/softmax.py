@@ -33,7 +33,7 @@ class SoftmaxAttention(SelfAttention):
 
     It computes softmax(scale·q kᵀ + bias) v from the encoded q, k and v by torch's
     ``scaled_dot_product_attention``. If the scores of the encoding do not have this form, it applies a
-    softmax to the scores that the encoding computes.
+    softmax, or with ``log_weights`` the exponential function, to the scores that the encoding computes.
 
     A bias is computed for one block of queries at a time, because it has length × length entries. Causal
     blocks use only the keys up to their last query. Above 1,024 positions, the bias is not stored but
@@ -139,7 +139,11 @@ class SoftmaxAttention(SelfAttention):
         masked = mask.get("attn_mask")
         if scores is None:
             masked = _masked_scores(encoding.scale * q, k, masked)
-        weights = F.dropout(_masked_softmax(masked) if padded else torch.softmax(masked, dim=-1), dropout)
+        if encoding.log_weights:
+            weights = masked.exp()
+        else:
+            weights = _masked_softmax(masked) if padded else torch.softmax(masked, dim=-1)
+        weights = F.dropout(weights, dropout)
         o, weights = _matmul(weights, v), weights if encoding.needs_weights else None
         return encoding.decode_output(o, context, weights)
 

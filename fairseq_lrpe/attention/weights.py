@@ -15,9 +15,10 @@ def attention_weights(
 ) -> Tensor:
     """Returns the weights (B, H, L, L) with which causal attention sums the values.
 
-    Rows sum to 1, except in linear attention with the norms "layernorm" and "content": their weights are
-    divided by the sum of the weights without the encoding, since the sum with it can be negative or close to
-    0. Transformations of the values by the encoding are not part of the weights.
+    Rows sum to 1, with two exceptions. If the encoding has ``log_weights``, they sum to at most 1. In linear
+    attention with the norms "layernorm" and "content", weights are divided by the sum of the weights without
+    the encoding, since the sum with it can be negative or close to 0. Transformations of the values by the
+    encoding are not part of the weights.
 
     Args:
         attention: linear or softmax attention, in evaluation mode.
@@ -35,7 +36,8 @@ def attention_weights(
         return weights / sums.sum(-1, keepdim=True).clamp(min=1e-6)
     scores = softmax_scores(encoding, *encoding(q, k, context), context)
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    return scores.masked_fill(later, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(later, float("-inf"))
+    return scores.exp() if encoding.log_weights else scores.softmax(-1)
 
 
 def relative_weights(weights: Tensor) -> Tensor:

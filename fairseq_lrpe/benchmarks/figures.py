@@ -168,7 +168,9 @@ def weights_by_distance(
     divided by the product without the encoding; they can be negative. A notebook in docs plots them.
     """
     if attention == "softmax":
-        return scores_by_distance(method, reach, heads, head_dim).softmax(-1) * (reach + 1)
+        scores = scores_by_distance(method, reach, heads, head_dim)
+        log_weights = ENCODINGS[method.encoding].log_weights
+        return (scores.exp() if log_weights else scores.softmax(-1)) * (reach + 1)
     encoding, x = _initial(method, "linear", reach, heads, head_dim)
     x = FEATURE_MAPS[method.flags.get("feature_map", "elu")](x)
     identity = torch.eye(reach + 1).expand(1, heads, -1, -1)  # of these values, the outputs are the weights

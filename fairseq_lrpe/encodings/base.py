@@ -101,6 +101,9 @@ class Encoding(Float32Parameters):
     left_context: int | None = None
     """Number of preceding inputs that :meth:`input_features` needs, or None if it is not implemented."""
 
+    log_weights = False
+    """Whether :meth:`scores` returns the logarithms of the weights, which then need not sum to 1."""
+
     needs_weights = False
     """Whether softmax attention passes its weights to :meth:`decode_output`."""
 

@@ -20,11 +20,12 @@ class RoPE(RotaryEncoding):
             raise ValueError(
                 f"{self.name} rotates pairs of features: head_dim must be even, not {self.head_dim}"
             )
+        self.pairs = self.head_dim // 2  # number of rotated pairs, which are the first ones
 
     def rotate(self, x: Tensor, offset: int, backwards: bool = False) -> Tensor:
         """Returns x (B, H, L, d) rotated by the angles of its positions, in reverse if ``backwards``."""
-        length, d = x.size(-2), self.head_dim
-        frequencies = ("a", d // 2, d, self.max_positions, self.scaling_at(offset, length))
+        length = x.size(-2)
+        frequencies = "a", self.pairs, self.head_dim, self.max_positions, self.scaling_at(offset, length)
         table = cached_phases(frequencies, offset, length, complex_dtype(x), x.device)
         return rotate_pairs(x, table.conj() if backwards else table)
 

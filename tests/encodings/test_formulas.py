@@ -1,7 +1,7 @@
 """Compares the scores of every encoding and their gradients with formulas, pair by pair.
 
-LRPE, CoPE, PaTH, and the rotations of images, RoPE-Mixed and LieRE, have files of their own, and so have
-encodings that depend on the input.
+LRPE, CoPE, DAPE, stick-breaking attention, encodings that depend on the input, and the rotations of images,
+RoPE-Mixed and LieRE, have files of their own.
 """
 
 import itertools
@@ -95,6 +95,12 @@ def kerple(encoding, q, k, i, j, h):
         p = p if p < 2 else 2 + 0 * p
         return content(q, k) - a * abs(i - j) ** p
     return content(q, k) - p * torch.log(1 + a * abs(i - j))
+
+
+def sandwich(encoding, q, k, i, j, h):
+    """The product of two sinusoidal embeddings of width 128, divided by 8(h+1)/H."""
+    product = (sinusoid(i, 128) * sinusoid(j, 128)).sum()
+    return content(q, k) + product / (8 * (h + 1) / H)
 
 
 # Vectors for distances.
@@ -215,6 +221,33 @@ def rope(encoding, q, k, i, j, h):
     return (rotated(q, rope_angles(i)) * rotated(k, rope_angles(j))).sum(-1), 0
 
 
+def p_rope(encoding, q, k, i, j, h):
+    """Barbero et al. 2025: RoPE without the lowest frequencies."""
+    kept = int(encoding.p * D // 2)
+    q, k = (rotated(x, rope_angles(at)[:kept] + [0.0] * (D // 2 - kept)) for x, at in ((q, i), (k, j)))
+    return (q * k).sum(-1), 0
+
+
+def fope(encoding, q, k, i, j, h):
+    """Hua et al. 2025, Eq. 13, for the real and the imaginary part."""
+    frequencies = [10000 ** (-2 * t / D) for t in range(D // 2)]
+    kept = [t for t in range(D // 2) if frequencies[t] >= 2 * math.pi / encoding.length.item()]
+
+    def encode(x, position):
+        out = []
+        for t in range(D // 2):
+            a, b = x[..., 2 * t], x[..., 2 * t + 1]
+            cos, sin = (f(position * frequencies[t]) for f in (math.cos, math.sin))
+            for u in kept:
+                cos = cos + encoding.cosine[h, u, t] * math.cos(position * frequencies[u])
+                sin = sin + encoding.sine[h, u, t] * math.sin(position * frequencies[u])
+            cos, sin = (cos, sin) if t in kept else (1, 0)
+            out += [a * cos - b * sin, a * sin + b * cos]
+        return torch.stack(out, dim=-1)
+
+    return (encode(q, i) * encode(k, j)).sum(-1), 0
+
+
 def cosformer(encoding, q, k, i, j, h):
     """Qin et al. 2022, Eq. 10; LRPE TMLR Eq. 35 with α = π/2M."""
     return math.cos(math.pi * (i - j) / (2 * encoding.max_positions)) * (q * k).sum(-1), 0
@@ -278,10 +311,12 @@ def lrpe_decay(encoding, q, k, i, j, h):
 
 
 BIASES = {
-    f.__name__: f for f in (t5, tupe, fire, gaussian, kerple, shaw, lfhc, nezha, xl, gcdf, deberta, huang)
+    f.__name__: f
+    for f in (t5, tupe, fire, gaussian, kerple, sandwich, shaw, lfhc, nezha, xl, gcdf, deberta, huang)
 }
 PRODUCTS = {
-    f.__name__: f for f in (none, rope, cosformer, per, spe, conv_spe, alibi, retnet, xpos, lrpe_decay)
+    f.__name__: f
+    for f in (none, rope, p_rope, fope, cosformer, per, spe, conv_spe, alibi, retnet, xpos, lrpe_decay)
 }
 PRODUCTS |= {"roper": rope, "rope_values": rope}
 
@@ -299,6 +334,7 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     ("kerple", {}, {"bias_p": [0.5, 0.9], "bias_a": [0.5, -0.5]}),
     ("kerple", {}, {"bias_p": [0.5, -0.9], "bias_a": [0.5, 0.5]}),
     ("kerple", {"power": True}, {"bias_p": [1.5, 2.5], "bias_a": [0.5, -0.5]}),
+    ("sandwich", {}, {}),
     ("shaw", {"k": 3}, {}),
     ("shaw", {"k": 3, "k_after": 0}, {}),
     ("shaw", {"k": 1, "k_after": 4, "per_head": True}, {}),
@@ -312,6 +348,10 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     *(("huang", {"method": method, "k": 3}, {}) for method in (1, 2, 3, 4)),
     ("none", {}, {}),
     ("rope", {}, {}),
+    ("p_rope", {}, {}),
+    ("p_rope", {"p": 1.0}, {}),
+    ("fope", {"max_positions": 512}, {}),  # one of two frequencies is 0
+    ("fope", {"length": 1024, "sigma": 0.9}, {}),
     ("roper", {}, {}),
     ("rope_values", {}, {}),
     ("cosformer", {"max_positions": 40}, {}),
@@ -387,9 +427,12 @@ def test_decays_in_linear_attention_match_formula(name, options, parameters, chu
     assert_same(with_gradients(found, leaves), with_gradients(expected, leaves))
 
 
+OTHER_FILES = ("lrpe", "cope", "dape", "stick_breaking", "rope_mixed", "liere")
+
+
 def test_every_encoding_has_a_formula():
-    others = {name for name, cls in ENCODINGS.items() if cls.left_context is not None}
-    assert {*BIASES, *PRODUCTS, *others, "lrpe", "cope", "rope_mixed", "liere"} == set(ENCODINGS)
+    inputs = {name for name, cls in ENCODINGS.items() if cls.left_context is not None}
+    assert {*BIASES, *PRODUCTS, *OTHER_FILES, *inputs} == set(ENCODINGS)
 
 
 def test_huang_with_clamped_distances():
@@ -399,7 +442,9 @@ def test_huang_with_clamped_distances():
         check_scores(huang, encoding, 2, 9, 6)
 
 
-@pytest.mark.parametrize("name, options", [("gaussian", {}), ("kerple", {}), ("kerple", {"power": True})])
+@pytest.mark.parametrize("name, options", [
+    ("gaussian", {}), ("kerple", {}), ("kerple", {"power": True}), ("sandwich", {}), ("dape", {})
+])  # fmt: skip
 def test_clamped_distances(name, options):
     encoding, q, k = random_encoding(name, **options), randn(1, H, 2, D), randn(1, H, 12, D)
     whole = all_scores(encoding, 0 * q, k, 10)[0, :, 1]

@@ -32,6 +32,7 @@ TABLE |= {f"to_{name}.weight": (E, E) for name in ("query", "key")}
 TABLE |= {f"to_{name}.bias": (E,) for name in ("query", "key")}
 SPE = {"freqs": (H, D, 1), "offsets": (H, D, 1), "gains": (H, D, 1), "gate": (H, D)}
 FIRE = {"c": (1,), "multiplier": (1,), "hidden_weight": (32, 1), "hidden_bias": (32,)}
+DAPE = {"hidden_weight": (32, 2 * H), "hidden_bias": (32,), "output_weight": (H, 32)}
 PATH = {"w_in.weight": (32, E), "w_out.weight": (E, 32), "convolution": (3, E)}
 GATE = {"gate.weight": (H, E), "gate.bias": (H,)}
 ANGLES = {"w_in.weight": (16, E), "w_out.weight": (E // 2, 16), "convolution": (4, E // 2)}
@@ -51,6 +52,8 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
     ("per", {}, {"permutation": (H, D)}),
     ("spe", {}, SPE),
     ("conv_spe", {}, {"kernel_q": (H, D, 200), "kernel_k": (H, D, 200), "gate": (H, D)}),
+    ("p_rope", {}, {}),
+    ("fope", {}, {"length": (1,), "cosine": (H, D // 2, D // 2), "sine": (H, D // 2, D // 2)}),
     ("rope_mixed", {}, {"theta": (1, H, D // 2)}),
     ("liere", {}, {"generators": (1, H, 1, 15)}),
     ("liere", {"axes": 2, "block_size": 2}, {"generators": (2, H, 3, 1)}),
@@ -64,6 +67,9 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
     ("deberta", {"k": 3}, DEBERTA),
     ("gaussian", {}, {"w": (1,), "b": (1,)}),
     ("kerple", {}, {"bias_p": (H,), "bias_a": (H,)}),
+    ("sandwich", {}, {}),
+    ("dape", {}, {**DAPE, "prior.bias_p": (H,), "prior.bias_a": (H,)}),
+    ("dape", {"bias": "alibi"}, DAPE),
     ("huang", {"k": 5, "method": 1}, {"a": (6, 1)}),
     ("huang", {"k": 5, "method": 2}, {"a": (11, 1)}),
     ("huang", {"k": 5, "method": 4}, {"a": (11, D)}),
@@ -72,6 +78,7 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
     ("tupe", {"max_positions": 8, "causal": False}, TABLE),
     ("tupe", {"max_positions": 9, "relative_bias": True}, {**TABLE, "buckets.weight": (32, H)}),
     ("cope", {}, {"embeddings": (64, D)}),
+    ("stick_breaking", {}, {}),
     ("path", {}, {**PATH, "beta.weight": (H, E), "beta.bias": (H,)}),
     ("path_fox", {}, {**PATH, "beta.weight": (H, E), "beta.bias": (H,), **GATE}),
     ("fox", {}, GATE),
@@ -88,7 +95,7 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
 def test_names_and_shapes(name, options, shapes):
     encoding = build(name, **options)
     assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == shapes
-    frozen = {"permutation", "threshold"}
+    frozen = {"permutation", "threshold", "length", "cosine", "sine"}
     if name == "lrpe" and not options.get("learn_householder"):
         frozen.add("v")
     assert set(dict(encoding.named_parameters())) == set(shapes) - frozen
@@ -133,6 +140,17 @@ def test_initial_values():
     for x, most in ((fire.hidden_weight, 1), (fire.hidden_bias, 1), (fire.output_weight, 32**-0.5)):
         assert 0.8 * most < x.abs().max() <= most
     assert build("fire", max_positions=3).threshold == 1
+    # DAPE's perceptron is initialized as torch's layers.
+    dape = build("dape", heads=8)
+    for x, most in ((dape.hidden_weight, 1 / 4), (dape.hidden_bias, 1 / 4), (dape.output_weight, 32**-0.5)):
+        assert 0.8 * most < x.abs().max() <= most
+    check_uniform(build("dape", heads=1000).prior.bias_p, 0.01, 2)
+    assert build("fope", max_positions=3).length == 3 and build("fope", length=5).length == 5
+    # 16 of 32 frequencies are at least 2π/512.
+    fope, expected = build("fope", heads=8, d=64), torch.empty(8, 16, 16)
+    for x in (fope.cosine, fope.sine):
+        torch.nn.init.xavier_normal_(expected, gain=0.3)
+        assert abs(x.std() / expected.std() - 1) < 0.1 and x.mean().abs() < 0.002
     for name in ("t5", "shaw", "lfhc", "xl", "gcdf", "deberta"):
         assert all(0 < parameter.abs().max() < 3 for parameter in build(name).parameters())
 
@@ -179,6 +197,8 @@ WRONG = [  # (encoding, options, part of the message)
     ("gcdf", {"lambda_": 0.0}, "positive.*0"),
     ("fire", {"width": 0}, "width of at least 1 .*not width 0"),
     ("fire", {"threshold": -1}, "threshold of at least 0.*threshold -1"),
+    ("dape", {"bias": "t5"}, "unknown dape bias 't5': choose from kerple, alibi"),
+    ("dape", {"width": 0}, "width of at least 1, not 0"),
     ("huang", {"k": 0}, "k of at least 1 and a method from 1 to 4, not k 0 and method 4"),
     ("huang", {"method": 5}, "not k 16 and method 5"),
     ("cope", {"positions": 1}, "at least 2 positions, not 1"),
@@ -194,6 +214,12 @@ WRONG = [  # (encoding, options, part of the message)
     ("lrpe", {"core": "orthogonal", "d": 7}, "even, not 7"),
     ("lrpe", {"core": "mixed", "d": 2}, "at least 3, not 2"),
     ("rope", {"d": 7}, "even, not 7"),
+    ("p_rope", {"p": 0.0}, "p of at most 1 that keeps one of 3 frequencies, not 0"),
+    ("p_rope", {"p": 0.3}, "keeps one of 3 frequencies, not 0.3"),
+    ("p_rope", {"p": 1.5}, "p of at most 1 .* not 1.5"),
+    ("fope", {"d": 7}, "even head_dim, .* not head_dim 7"),
+    ("fope", {"sigma": -1.0}, "sigma and a length of at least 0, not .* sigma -1"),
+    ("fope", {"length": -1}, "length of at least 0, not .* length -1"),
     ("rope", {"axes": 2}, "does not support positions with 2 coordinates: use liere or rope_mixed"),
     ("rope_mixed", {"axes": 2}, "must be a multiple of 4 in an image, not 6"),
     ("rope_mixed", {"d": 7}, "must be a multiple of 2 in a sequence, not 7"),

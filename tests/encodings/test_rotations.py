@@ -123,8 +123,17 @@ def test_values_match_definition(name, attention):
     assert_same(with_gradients(module(x), leaves), expected)
 
 
+def test_fope_checkpoint_stores_the_series():
+    trained, longer = (random_encoding("fope", max_positions=n, head_dim=64) for n in (64, 512))
+    longer.load_state_dict(trained.state_dict())
+    x = randn(1, 2, 9, 64)
+    assert trained(x, x)[0].equal(longer(x, x)[0])
+
+
 def test_what_cannot_be_shifted():
     with pytest.raises(ValueError, match="rope_values cannot shift the positions of encoded values"):
         random_encoding("rope_values").shift_values(randn(1, 2, 3, 4), 1)
+    with pytest.raises(ValueError, match="fope cannot shift the positions of encoded keys"):
+        random_encoding("fope").shift_keys(randn(1, 2, 3, 4), 1)
     with pytest.raises(ValueError, match="conv_spe cannot shift the positions of encoded keys"):
         random_encoding("conv_spe").shift_keys(randn(1, 2, 3, 4), 1)

@@ -12,7 +12,9 @@ from fairseq_lrpe.methods import METHODS
 
 SIZES = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 48, "attention_heads": 4}
 BOS, PAD, EOS, UNK = range(4)
-REPRESENTATIVES = "nope rope tmlr_type1 tmlr_type3 t5 shaw_values cope path selective_rope_fox tupe_r roper".split()
+REPRESENTATIVES = (
+    "nope rope tmlr_type1 tmlr_type3 t5 shaw_values cope path selective_rope_fox tupe_r roper".split()
+)
 """Methods with one example of each way in which an encoding takes part in a model."""
 ONE_PER_ENCODING = {method.encoding: name for name, method in reversed(METHODS.items())}.values()
 """The first method of each encoding."""

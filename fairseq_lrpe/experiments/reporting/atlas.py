@@ -194,6 +194,8 @@ def _effect(module, attention):
         found.append("Adds a term to the scaled scores.")
     if attention == "softmax" and decay is None and _overrides(encoding, "scores"):
         found.append("Replaces the formula of the scores.")
+    if attention == "softmax" and encoding.log_weights:
+        found.append("Replaces the softmax: the scores are logarithms of the weights.")
     if decay is not None:
         each = "each feature" if decay.dim() in (2, 4) else "each head"
         what = "a decay with the distance" if decay.dim() < 3 else "gates of the positions between"

@@ -1,0 +1,74 @@
+"""FoPE: Fourier position embedding."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
+from fairseq_lrpe.ops.float64 import to_float64
+from fairseq_lrpe.ops.position_index import coordinates
+from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
+
+
+@register_encoding(
+    "fope",
+    sigma="gain σ of the random coefficients of FoPE's Fourier series",
+    length="length of training sequences, which have FoPE's lowest frequency, 2π/length; 0 means the model's "
+    "maximum length",
+)
+class FoPE(Encoding):
+    """Multiplies the pair (x_2t, x_2t+1), as a complex number, by a Fourier series (Hua et al. 2025, Eq. 13).
+
+    At position s, the factor of a pair with the frequency ω_t = 10000^(-2t/d) is
+
+        f_t(s) = cos(s ω_t) + Σ_u a_tu cos(s ω_u) + i (sin(s ω_t) + Σ_u b_tu sin(s ω_u))
+
+    where u are all pairs with ω_u ≥ 2π/N, and N is ``length``, that of training sequences. Pairs with lower
+    frequencies, which do not complete a period in training, have the factor 1. The coefficients a and b
+    are drawn for each layer and head, and are not learned. As in the listing of the paper, they have Xavier's
+    normal distribution with gain σ for a tensor (H, n, n), where n is the number of these pairs: the variance
+    is 2σ²/(n(n + H)). They and N are stored in the checkpoint, so that evaluations at other lengths use the
+    same series.
+
+    A score depends on the absolute positions, because products of different frequencies do. The method's
+    linear attention has a LayerNorm instead of a denominator, which these products make negative. The
+    encoding has no parameters. It takes O(L d) time for each row of the batch, and O(L d² H) time for f.
+
+    Raises:
+        ValueError: for an odd head dimension, a negative σ or a negative length.
+    """
+
+    uses_absolute_positions = True
+    float32_parameters = ("cosine", "sine", "length")
+
+    def __init__(self, *, sigma: float = 0.3, length: int = 0, **shared):
+        super().__init__(**shared)
+        if self.head_dim % 2 or sigma < 0 or length < 0:
+            raise ValueError(
+                "fope needs an even head_dim, and a sigma and a length of at least 0, not "
+                f"head_dim {self.head_dim}, sigma {sigma} and length {length}"
+            )
+        pairs, length = self.head_dim // 2, length or self.max_positions
+        self.register_buffer("length", torch.tensor([float(length)]))
+        self._frequencies = ("a", pairs, self.head_dim, self.max_positions)
+        lowest = 2 * math.pi / length
+        count = sum(10000 ** (-2 * t / self.head_dim) >= lowest for t in range(pairs))
+        size = sigma * (2 / max(1, count * (count + self.num_heads))) ** 0.5
+        for name in ("cosine", "sine"):
+            noise = size * torch.randn(self.num_heads, pairs, pairs)
+            self.register_buffer(name, noise)  # coefficient of frequency u (row) for pair t (column)
+
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        q_table, k_table = position_tables(self._factors, q, k, context)
+        return rotate_pairs(q, q_table), rotate_pairs(k, k_table)
+
+    def _factors(self, x, offset):
+        """Returns the factors (H, L, d/2) of the positions of x (B, H, L, d)."""
+        position = coordinates(offset, x.size(-2), x.device)
+        theta = rotary_frequencies(*self._frequencies).to(position.device, position.dtype)
+        kept = theta >= 2 * math.pi / to_float64(self.length)
+        angles, parts = position * torch.where(kept, theta, 0.0), []  # in float64, as for RoPE
+        for part, weight in ((angles.cos(), self.cosine), (angles.sin(), self.sine)):
+            parts.append(part + part @ (to_float64(weight) * (kept[:, None] & kept)))
+        return torch.complex(*parts).to(x.device, complex_dtype(x))

@@ -1,0 +1,32 @@
+"""p-RoPE: rotary position embedding of the highest frequencies."""
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.rope import RoPE
+
+
+@register_encoding("p_rope", p="fraction p of RoPE's frequencies, the highest ones, that p-RoPE keeps")
+class PRoPE(RoPE):
+    """RoPE of the first ⌊p·d/2⌋ pairs of features, which have the highest frequencies (Barbero et al. 2025).
+
+    The other pairs are not rotated, so that no position affects their part of the scores. As in the paper's
+    listing, the frequencies are those of RoPE, 10000^(-2t/d) with t < ⌊p·d/2⌋. The encoding has no parameters
+    and takes O(L d) time.
+
+    Raises:
+        ValueError: if p is not in (0, 1], or so small that no pair is rotated.
+    """
+
+    def __init__(self, *, p: float = 0.75, **shared):
+        super().__init__(**shared)
+        self.p, self.pairs = p, int(p * self.pairs)
+        if not 0 < p <= 1 or not self.pairs:
+            raise ValueError(
+                f"p_rope needs a p of at most 1 that keeps one of {self.head_dim // 2} frequencies, not {p}"
+            )
+
+    def rotate(self, x: Tensor, offset: int, backwards: bool = False) -> Tensor:
+        rotated, rest = x.tensor_split([2 * self.pairs], dim=-1)
+        return torch.cat([super().rotate(rotated, offset, backwards), rest], dim=-1)

@@ -1,0 +1,39 @@
+"""Stick-breaking attention."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.ops.precision import at_least_float32
+
+_EXCLUDED = -1e4
+"""Score of excluded keys, whose exponential is 0 in every dtype."""
+
+
+@register_encoding("stick_breaking")
+class StickBreaking(Encoding):
+    """Weights key j by σ(z_ij) Π_{j<l<i} (1 − σ(z_il)), with z_ij = q_i·k_j / √d (Tan et al. 2025).
+
+    There is no softmax: each key, from the nearest to the farthest, takes the share σ(z) of what is left of
+    1. The weights of a query sum to at most 1, and the rest is not used. Only keys before the query take
+    part, without its own, so that the output is 0 at the first position. Padding takes no share.
+
+    The scores are the logarithms of the weights, computed by a sum over keys in at least float32. They take
+    O(L² d) time. The encoding has no parameters.
+    """
+
+    decomposable = False
+    bidirectional = False
+    log_weights = True
+
+    def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
+        content, padding = self.scale * q @ k.mT, context.key_padding_mask
+        z = at_least_float32(content)
+        # Excluded are the key of the query itself, and later ones.
+        excluded = torch.ones(z.shape[-2:], dtype=torch.bool, device=z.device).triu(context.q_offset)
+        taken = excluded if padding is None else excluded | padding[:, None, None, : k.size(-2)]
+        # log(1 − σ(z)) = −softplus(z); the sum over keys after j is that from j + 1 on.
+        sums = F.softplus(z).masked_fill(taken, 0.0).flip(-1).cumsum(-1).flip(-1)
+        scores = F.logsigmoid(z) - F.pad(sums[..., 1:], (0, 1))
+        return scores.masked_fill(excluded, _EXCLUDED).to(content.dtype)
