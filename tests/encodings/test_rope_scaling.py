@@ -29,6 +29,8 @@ CASES = [
     ("roper", {}),
     ("xpos", {"scale_base": 512}),
     ("retnet", {}),
+    ("fox_rope", {}),
+    ("p_rope", {}),
     *(
         ("lrpe", {"core": core, "learn_theta": x})
         for core in ("unitary", "orthogonal", "mixed")
@@ -65,7 +67,8 @@ def unscaled_angles(encoding):
     """Returns the angles (H, n) of an encoding and the width of their ladder."""
     theta, width = getattr(encoding, "theta", None), D
     if theta is None:
-        theta = 10000 ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+        pairs = getattr(encoding, "pairs", D // 2)
+        theta = 10000 ** (-2 * torch.arange(pairs, dtype=torch.float64) / D)
     if encoding.name == "lrpe" and encoding.core == "mixed":
         width = D // 2
     if theta.dim() == 3:
@@ -134,7 +137,8 @@ def test_encoded_queries_and_keys_match_the_formula(name, options, scaling):
 @every
 @scaled
 def test_decay_is_not_scaled(name, options, scaling):
-    decay, plain = build(name, scaling, **options).log_decay(), build(name, **options).log_decay()
+    context = Context(features=randn(1, H, 3, 1))
+    decay, plain = (build(name, x, **options).log_decay(context) for x in (scaling, None))
     assert (decay is None and plain is None) or decay.equal(plain)
 
 
@@ -212,7 +216,7 @@ def test_module_with_several_encodings():
 @pytest.mark.parametrize("name", sorted(set(ENCODINGS) - {name for name, _ in CASES}))
 def test_other_encodings_are_refused(name):
     encoding = build_encoding(name, num_heads=H, head_dim=D, causal=True)
-    works = "use one of lrpe, lrpe_decay, retnet, rope, rope_mixed, rope_values, roper, xpos in sequences"
+    works = f"use one of {', '.join(sorted({name for name, _ in CASES}))} in sequences"
     with pytest.raises(ValueError) as raised:
         scale_rotations(encoding, RopeScaling("linear", 2))
     assert works in str(raised.value) and "\n" not in str(raised.value)
