@@ -135,7 +135,8 @@ def check_settings(folder: Path, settings: dict) -> None:
     trained = (folder / name for name in ("checkpoints", "evaluation.json"))
     if not before or not any(path.exists() for path in trained):
         return
-    different = setting_differences(before["config"], settings["config"])
+    configs = (of_method(config, settings["method"]) for config in (before["config"], settings["config"]))
+    different = setting_differences(*configs)
     for name in ("flags", "precision"):
         different += setting_differences(before[name], settings[name], name)
     old, new = before["data"], settings["data"]
@@ -149,6 +150,12 @@ def check_settings(folder: Path, settings: dict) -> None:
             f"{folder} contains a run with other settings ({'; '.join(different)}): use those settings, "
             "use another --results, or remove the folder"
         )
+
+
+def of_method(config: dict, method: str) -> dict:
+    """Returns the settings of an experiment without the flags of other methods."""
+    flags = config.get("by_method", {})
+    return {**config, "by_method": {name: of for name, of in flags.items() if name == method}}
 
 
 def setting_differences(before: object, after: object, key: str = "") -> list[str]:

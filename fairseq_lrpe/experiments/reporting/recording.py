@@ -93,7 +93,7 @@ def _settings_line(record):
         "changes": dict(run.changes),
         "kind": settings["kind"],
         "updates": record.updates,
-        "config": records.compared(settings["config"], {})[""],
+        "config": records.compared(settings["config"], run.method, {})[""],
         "evaluations": {x: of["settings"] for x, of in record.values.items() if "settings" in of},
         "data": data_digest(settings),
         "machine": machine(settings),

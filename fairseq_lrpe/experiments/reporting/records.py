@@ -118,7 +118,7 @@ class RunRecord:
     def compared_settings(self) -> dict[str, dict[str, object]]:
         """Returns the settings that can change the result, in the format of ``compared``."""
         evaluations = {name: measured.get("settings") for name, measured in self.values.items()}
-        return compared(self.settings["config"], evaluations, self.settings.get("flags"))
+        return compared(self.settings["config"], self.run.method, evaluations, self.settings.get("flags"))
 
     def last_log_line(self) -> tuple[str, str]:
         """Returns the name of the newest log and its last non-empty line, or two empty strings."""
@@ -216,17 +216,15 @@ def flat_texts(content: dict) -> dict[str, str]:
     return {k: x if isinstance(x, str) else json.dumps(x, ensure_ascii=False) for k, x in found.items()}
 
 
-def compared(config: dict, evaluations: dict[str, dict], flags: list | None = None) -> dict[str, dict]:
+def compared(
+    config: dict, method: str, evaluations: dict[str, dict], flags: list | None = None
+) -> dict[str, dict]:
     """Returns {"" or the name of an evaluation: {key: value}} of the settings that can change a result.
 
-    Those of "" are the training's. Empty values are omitted, so that a new optional key of the YAML files
-    does not change the settings.
+    Those of "" are the training's. Flags of other methods are omitted, and so are empty values, so that a new
+    method or optional key of the YAML files does not change the settings.
     """
-    config = {
-        key: value
-        for key, value in flatten(config)
-        if not is_free(key) or key.partition(".")[0] in ("starts_from", "choose")
-    }
+    config = {key: value for key, value in flatten(config) if _is_compared(key, method)}
     parts = {"": {**config, "flags of fairseq-train": flags}, **evaluations}
     found = {
         part: {k: x for k, x in flatten(of) if x not in (None, "", [], {})} for part, of in parts.items()
@@ -234,11 +232,15 @@ def compared(config: dict, evaluations: dict[str, dict], flags: list | None = No
     return {part: settings for part, settings in found.items() if settings}
 
 
-def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, dict]]:
-    """Returns {run: its settings as the YAML files define them today}, without runs that they do not define.
+def _is_compared(key, method):
+    section, *names = key.split(".")
+    if section == "by_method":
+        return names[:1] == [method]
+    return not is_free(key) or section in ("starts_from", "choose")
 
-    The settings do not depend on the method and the seed.
-    """
+
+def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, dict]]:
+    """Returns {run: its settings as the YAML files define them today}, without runs that they do not define."""
     experiments, settings, found = {}, {}, {}
     for run in runs:
         key = run.experiment, run.changes
@@ -248,8 +250,9 @@ def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, dict]]:
             if key not in settings:
                 job = Job(experiments[run.experiment], run, Path())
                 evaluations = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
-                settings[key] = compared(OmegaConf.to_container(job.cfg, resolve=True), evaluations)
-            found[run] = settings[key]
+                settings[key] = OmegaConf.to_container(job.cfg, resolve=True), evaluations
+            config, evaluations = settings[key]
+            found[run] = compared(config, run.method, evaluations)
     return found
 
 

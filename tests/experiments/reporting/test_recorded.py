@@ -174,6 +174,8 @@ def test_records_of_changed_experiments_are_omitted(folder, records, tmp_path, m
     shutil.copytree(experiments.CONFIGS, tmp_path / "configs")
     monkeypatch.setattr(experiments, "CONFIGS", tmp_path / "configs")
     path = tmp_path / "configs/lm/mini.yaml"
+    path.write_text(path.read_text() + "by_method: {cope: {clip_norm: 2}}\n")  # flags of another method
+    assert not fairseq_lrpe.load_results(records)["problem"].any()
     path.write_text(path.read_text().replace("lr: 5e-3", "lr: 6e-3"))
     loaded = fairseq_lrpe.load_results(records)
     assert set(loaded["state"]) == {"damaged"} and loaded["value"].isna().all()
