@@ -169,7 +169,8 @@ class SelfAttention(nn.Module):
 
     def reorder_state(self, state: AttentionState, order: Tensor) -> AttentionState:
         """Returns the state whose batch row i is row ``order[i]`` of the given state."""
-        return tree_map_only(torch.Tensor, lambda x: x.index_select(0, order), state)
+        # Sums in float64 are on the CPU if the device has no float64.
+        return tree_map_only(torch.Tensor, lambda x: x.index_select(0, order.to(x.device)), state)
 
     def restart_positions(self, state: AttentionState) -> AttentionState:
         """Returns the state with all previous positions shifted, so that the next position is 0.

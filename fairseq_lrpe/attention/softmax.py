@@ -5,7 +5,6 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention
@@ -113,7 +112,7 @@ class SoftmaxAttention(SelfAttention):
     def reorder_state(self, state: AttentionState, order: Tensor) -> AttentionState:
         """Returns the state with a new row order; rows are copied when the next keys are appended."""
         past, *rest = state
-        rest = tree_map_only(torch.Tensor, lambda x: x.index_select(0, order), rest)
+        rest = super().reorder_state(rest, order)
         if past["order"] is not None:
             order = past["order"].index_select(0, order)
         return AttentionState({**past, "order": order}, *rest)
