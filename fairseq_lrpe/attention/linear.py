@@ -11,6 +11,7 @@ from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, check_linear_opt
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.ops.linear_attention.exponential import exp_features, scaled_attention
 from fairseq_lrpe.ops.linear_attention.state import LinearState
+from fairseq_lrpe.ops.precision import no_autocast
 
 _MIN_CHECKPOINT_KEYS = 1024
 """Number of keys above which bidirectional attention recomputes encoded q and k in the backward pass."""
@@ -83,7 +84,7 @@ class LinearAttention(SelfAttention):
         if past is not None and "sums" not in past:
             raise ValueError(f"the state is not one of linear attention: {STATE_REMEDY}")
         if self._is_exp:
-            with torch.autocast(q.device.type, enabled=False):  # autocast would sum in half precision
+            with no_autocast(q.device):
                 return self._attend_exp(q, k, v, context, past)
         q, k = self.feature_map(q), self.feature_map(k)
         backend = "auto" if self.backend == "fla" and not self.training else self.backend

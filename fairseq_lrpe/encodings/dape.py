@@ -9,7 +9,7 @@ from fairseq_lrpe.encodings.alibi import ALiBi
 from fairseq_lrpe.encodings.base import Context, check_choice, register_encoding
 from fairseq_lrpe.encodings.distance_bias import DistanceBias
 from fairseq_lrpe.encodings.kerple import KERPLE
-from fairseq_lrpe.ops.precision import at_least_float32
+from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 
 BIASES = ("kerple", "alibi")
 
@@ -58,7 +58,7 @@ class DAPE(DistanceBias):
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         content = self.scale * q @ k.mT
         bias = self.bias(at_least_float32(q), k, context)
-        with torch.autocast(q.device.type, enabled=False):  # biases of far keys are large
+        with no_autocast(q.device):  # biases of far keys are large
             scores = at_least_float32(content)
             size = max(1, _MAX_HIDDEN_ELEMENTS // max(1, len(q) * len(self.hidden_weight) * k.size(-2)))
             blocks = [*zip(scores.split(size, dim=-2), bias.split(size, dim=-2), strict=True)]

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 from fairseq_lrpe.ops.reflections import ReflectedKeys
 
 RANK, KERNEL_SIZE = 32, 3
@@ -40,34 +41,26 @@ class PaTH(Encoding):
         nn.init.uniform_(self.convolution, -(KERNEL_SIZE**-0.5), KERNEL_SIZE**-0.5)
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
-        return q, k.to(_at_least_float32(k))  # rounding errors of cached keys add up
+        return q, at_least_float32(k)  # rounding errors of cached keys add up
 
     def input_features(self, x: Tensor) -> Tensor:
         """Returns √β_s w_s (B, H, n, d), from which H_s is computed."""
         x = x.transpose(0, 1).contiguous()  # the convolution shifts along the first dimension
         w, length = self.w_out(self.w_in(x)), len(x) - self.left_context
         w = F.silu(sum(w[t : t + length] * row for t, row in enumerate(self.convolution)))
-        w = F.normalize(w.unflatten(-1, (self.num_heads, -1)).to(_at_least_float32(w)), dim=-1)
+        w = F.normalize(at_least_float32(w).unflatten(-1, (self.num_heads, -1)), dim=-1)
         beta = self.beta(x[self.left_context :]).to(w.dtype)
         root = (0.5 * F.logsigmoid(beta)).exp() * 2**0.5  # √β, with a finite gradient at β = 0
         return (root[..., None] * w).permute(1, 2, 0, 3)
 
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
-        with _no_autocast(k):
+        with no_autocast(k.device):
             return ReflectedKeys(k, context.features)
 
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
-        with _no_autocast(k):
+        with no_autocast(k.device):
             return context.prepared.scores(self.scale * q.to(k.dtype), context.q_offset).to(q.dtype)
 
     def cached_keys(self, k: Tensor, context: Context) -> Tensor:
-        with _no_autocast(k):
+        with no_autocast(k.device):
             return context.prepared.final_keys()
-
-
-def _no_autocast(x):
-    return torch.autocast(x.device.type, enabled=False)  # autocast would multiply in half precision
-
-
-def _at_least_float32(x):
-    return torch.promote_types(x.dtype, torch.float32)

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_lrpe.ops.autograd import is_transformed
 from fairseq_lrpe.ops.float64 import to_float64
-from fairseq_lrpe.ops.precision import at_least_float32
+from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 
 MIN_LOG_DECAY = -1e5
 """Logarithm that replaces that of smaller decays; all of their powers are 0 in float64, too."""
@@ -68,7 +69,7 @@ def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tenso
 
     def products(q, k, q_offset):
         blocks = []
-        with torch.autocast(q.device.type, enabled=False):  # autocast would multiply in half precision
+        with no_autocast(q.device):
             k = k.to(dtype)
             for start in range(0, q.size(-2), block_size):
                 block = q[..., start : start + block_size, :].to(dtype)
@@ -115,8 +116,9 @@ def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
 
 
 def _is_at_most(x, limit):
-    # Meta tensors have no values.
-    return x.is_meta or not x.numel() or float(x.detach().abs().max()) <= limit
+    if x.is_meta or not x.numel():
+        return True
+    return not is_transformed() and float(x.detach().abs().max()) <= limit
 
 
 def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -149,7 +151,7 @@ def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]
         return F.pad(torch.cat([before, inside], dim=-1), (0, k.size(-2) - first - rows))
 
     def products(q, k, q_offset):
-        with torch.autocast(q.device.type, enabled=False):  # autocast would multiply in half precision
+        with no_autocast(q.device):
             starts = range(0, q.size(-2), 64)
             blocks = [block(q[..., s : s + 64, :], k, q_offset + s) for s in starts]
         return torch.cat(blocks, dim=-2)

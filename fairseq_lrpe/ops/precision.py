@@ -1,5 +1,6 @@
 """Parameters that stay in float32 in models of half precision."""
 
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 
 import torch
@@ -9,6 +10,11 @@ from torch import Tensor, nn
 def at_least_float32(x: Tensor) -> Tensor:
     """Returns x in float32, or unchanged if its dtype is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager:
+    """Disables autocast, which would compute in half precision; meta tensors do not have it."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 class Float32Parameters(nn.Module):

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lrpe.ops.constants import is_tracing
-from fairseq_lrpe.ops.precision import at_least_float32
+from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 from fairseq_lrpe.positions.base import AbsolutePosition
 
 
@@ -35,7 +35,7 @@ class RecurrentTable(AbsolutePosition):
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         positions, last = self.mask_padding(positions, tokens)
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x.device):
             table = self._new_table(last + 1) if _is_transformed() else self._cached_table(last + 1)
         return x + F.embedding(positions, table).to(x.dtype)
 

@@ -403,9 +403,13 @@ def test_empty_inputs(name, options, causal):
             assert_same(torch.cat(parts, dim=1), module(x))
 
 
-@pytest.mark.parametrize("name, options", [("spe", {}), ("lrpe_decay", {}), ("lrpe", {"learn_theta": True})])
+@pytest.mark.parametrize("name, options", [
+    *((name, {"linear_norm": "content"}) for name in ("spe", "lrpe_decay", "selective_rope_fox", "gla")),
+    ("lrpe", {"linear_norm": "content", "learn_theta": True}),
+    ("gla", {}),
+])  # fmt: skip
 def test_gradients_of_each_sample_and_export(name, options):
-    module = build(LinearAttention, name, linear_norm="content", **options)
+    module = build(LinearAttention if options else SoftmaxAttention, name, **options)
     x, parameters = randn(3, L, E), dict(module.named_parameters())
 
     def loss(parameters, x):

@@ -240,7 +240,7 @@ def _is_compared(key, method):
 
 
 def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, dict]]:
-    """Returns {run: its settings as the YAML files define them today}, without runs that they do not define."""
+    """Returns {run: its settings as the YAML files define them now}, without runs that they do not define."""
     experiments, settings, found = {}, {}, {}
     for run in runs:
         key = run.experiment, run.changes

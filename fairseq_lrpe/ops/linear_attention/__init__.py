@@ -14,6 +14,7 @@ from fairseq_lrpe.ops.linear_attention.chunk import chunk
 from fairseq_lrpe.ops.linear_attention.fla import fla, fla_supports
 from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
+from fairseq_lrpe.ops.precision import no_autocast
 
 __all__ = ["LinearState", "linear_attention"]
 
@@ -88,7 +89,7 @@ def linear_attention(
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
         if log_decay is not None and log_decay.dim() > 2:
             log_decay = log_decay.masked_fill(key_padding_mask[:, None, :, None], 0.0)
-    with torch.autocast(q.device.type, enabled=False):  # autocast would sum in half precision
+    with no_autocast(q.device):
         earlier = k.size(-2) - q.size(-2)
         # Earlier keys become part of the state, because all queries attend to both.
         if causal and earlier and backend != "reference":

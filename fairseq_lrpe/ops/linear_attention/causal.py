@@ -27,6 +27,7 @@ from fairseq_lrpe.ops.decay import block_products, stable_block_size
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
+from fairseq_lrpe.ops.precision import no_autocast
 
 
 def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
@@ -284,7 +285,7 @@ class _ChunkCausal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        with torch.autocast(gradients[0].device.type, enabled=False):  # callers may run it under autocast
+        with no_autocast(gradients[0].device):  # callers may run it under autocast
             if not needs_plain_backward():
                 return _ChunkCausal._backward(ctx, *gradients)
             q, k, v, log_decay, _, _, kv, k_sum, *_ = ctx.saved_tensors
