@@ -17,7 +17,7 @@ from support.tensors import assert_same, with_gradients
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.config import PositionConfig
-from fairseq_lrpe.encodings import ENCODINGS, Context
+from fairseq_lrpe.encodings import ENCODINGS, Context, softmax_scores
 from fairseq_lrpe.methods import METHODS, Method
 
 H, D, B, L = 2, 8, 3, 9
@@ -102,7 +102,7 @@ def tokens(length=L, batch=B, dtype=torch.float64):
 def input_features(encoding, length):
     if encoding.left_context is None:
         return None
-    like = next(encoding.parameters())
+    like = next(p for name, p in encoding.named_parameters() if name not in encoding.float32_parameters)
     return encoding.input_features(torch.randn(1, encoding.left_context + length, E).to(like))
 
 
@@ -264,6 +264,19 @@ def test_positions_affect_the_output(case):
     order = torch.tensor([3, 1, 2, 0, *range(4, L)])
     difference = (module(x[order])[0] - module(x)[0])[-1].abs().max()
     assert difference > 1e-4
+
+
+@every_case(lambda case: case.attention == "softmax" and case.causal)
+def test_decay_changes_the_scores(case):
+    """An encoding that overrides the methods for scores includes its decay."""
+    encoding = build(case).encoding
+    q, k = (torch.randn(1, H, L, D, dtype=torch.float64) for _ in range(2))
+    context = context_at(encoding, input_features(encoding, L), 0, L)
+    decay = encoding.log_decay(context)
+    if decay is not None and decay.any():
+        without = context._replace(log_decay=torch.zeros_like(decay))
+        scores = [softmax_scores(encoding, *encoding(q, k, x), x).tril() for x in (context, without)]
+        assert (scores[0] - scores[1]).abs().max() > 1e-6
 
 
 @every_causal

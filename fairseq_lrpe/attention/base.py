@@ -23,7 +23,7 @@ class AttentionState(NamedTuple):
         past: cached keys and values in softmax attention, running sums in linear attention, or None.
         length: number of previous positions.
         inputs: last inputs (B, left_context, E), if the encoding uses ``input_features``, otherwise None.
-        feature_sum: sum of the features of all previous positions (B, H, 1, ...), likewise.
+        feature_sum: sum of the features of all previous positions (B, H, 1, F), likewise.
     """
 
     past: dict | None = None

@@ -41,7 +41,8 @@ class DecodingState(NamedTuple):
 class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
     """Base class of the modules that replace ``fairseq.modules.MultiheadAttention`` as ``self_attn``.
 
-    It extends the attention module instead of wrapping it, so that parameters have fairseq's names.
+    Subclasses also extend ``LinearAttention`` or ``SoftmaxAttention``, instead of wrapping it, so that
+    parameters have fairseq's names.
 
     Args:
         encoding: the positional encoding; it also determines the number of heads, the head dimension and

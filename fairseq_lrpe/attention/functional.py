@@ -115,9 +115,9 @@ def _check_positions(encoding, q, k, positions, key_positions):
     rows = max(len(at_q), len(at_k))
     at_q, at_k = (x.expand(rows, *x.shape[1:]) for x in (at_q, at_k))
     # The position 0 is added for empty inputs.
-    first, last = torch.cat([at_q.flatten(), at_k.flatten(), at_q.new_zeros(1)]).aminmax()
-    if first < 0:
-        raise ValueError(f"positions must not be negative, but the first one is {first}")
+    smallest, last = torch.cat([at_q.flatten(), at_k.flatten(), at_q.new_zeros(1)]).aminmax()
+    if smallest < 0:
+        raise ValueError(f"positions must not be negative, but the smallest one is {smallest}")
     return at_q, at_k, int(last)
 
 

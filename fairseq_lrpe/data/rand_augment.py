@@ -61,7 +61,7 @@ class Operation(NamedTuple):
     signed: bool = False
 
     def __call__(self, image: Image.Image, level: float, negative: bool) -> Image.Image:
-        """Returns the transformed image for a magnitude ``level``; ``negative`` is its random sign."""
+        """Returns the transformed image for a magnitude ``level``, negative if ``negative`` and signed."""
         if self.number is None:
             return self.apply(image)
         return self.apply(image, self.number(-level if negative and self.signed else level))

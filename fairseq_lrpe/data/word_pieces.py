@@ -109,7 +109,7 @@ class WordPieces:
 
 
 def max_answer_tokens(longest: int) -> int:
-    """Returns 100, or half of a source's ``longest`` tokens that are not separators if that is less."""
+    """Returns the maximum length of an answer: half of ``longest`` without separators, but at most 100."""
     return min(ANSWER_TOKENS, (longest - NUM_SEPARATORS) // 2)
 
 

@@ -28,7 +28,7 @@ class Context(NamedTuple):
             those of the keys.
         key_padding_mask: (B, Lk), True at padding, or None.
         features: the :meth:`Encoding.input_features` of the new keys, which are the last ones, or None.
-        feature_sum: the sum of the features of all earlier keys, (B, H, 1, ...) in float64, or None for 0.
+        feature_sum: the sum of the features of all earlier keys, (B, H, 1, F) in float64, or None for 0.
         log_decay: the result of :meth:`Encoding.log_decay` in softmax attention. A decay that depends on the
             input also contains those of the earlier keys.
         prepared: the result of :meth:`Encoding.prepare`.
@@ -189,6 +189,8 @@ class Encoding(Float32Parameters):
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
         """Returns the term that softmax attention adds to the scaled scores, or None for no term.
 
+        The default is the term of ``log_decay``, which an encoding with a decay of its own must include.
+
         Args:
             q: a block of queries as returned by :meth:`forward`.
             k: keys as returned by :meth:`forward`, at positions 0..Lk-1, if causal only up to the last query.
@@ -235,7 +237,7 @@ class Encoding(Float32Parameters):
             x: inputs (B, left_context + n, E), 0 at padding and before the start of a sequence.
 
         Returns:
-            The features (B, H, n, ...). The caller sets features at padding to 0.
+            The features (B, H, n, F). The caller sets features at padding to 0.
         """
         raise NotImplementedError
 

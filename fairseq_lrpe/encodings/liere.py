@@ -29,7 +29,7 @@ class LieRE(Encoding):
 
     The entries above the diagonal are initialized uniformly in (0, 2π), as in the authors' code. Its models
     have a class token, whose rotation is the identity; the models here have none. The authors use softmax
-    attention, and the method's linear attention is that of RoPE-Mixed.
+    attention; the method's linear attention has a LayerNorm, like that of RoPE-Mixed.
 
     The parameter ``generators`` (axes, H, d/b, b(b−1)/2) contains these entries. The rotations of all L
     positions take O(L d b²) time and O(L d b) memory per head for the whole batch, in float64; multiplying by

@@ -21,7 +21,7 @@ class PaTHFoX(ForgetGate, PaTH):
         super().__init__(**shared)
 
     def input_features(self, x: Tensor) -> Tensor:
-        """Returns √β w and log f (B, H, n, d + 1)."""
+        """Returns √β w and the logarithm of the forget gate, concatenated, (B, H, n, d + 1)."""
         gates = self.log_gates(x[:, self.left_context :])
         return torch.cat([PaTH.input_features(self, x), gates], dim=-1)
 

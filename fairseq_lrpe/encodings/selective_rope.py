@@ -81,6 +81,6 @@ class SelectiveRoPEFoX(ForgetGate, SelectiveRoPE):
         super().__init__(gate=gate, no_bias=no_bias, **shared)
 
     def input_features(self, x: Tensor) -> Tensor:
-        """Returns φ and log f (B, H, n, d/2 + 1)."""
+        """Returns the angles φ and the logarithm of the forget gate, concatenated, (B, H, n, d/2 + 1)."""
         gates = self.log_gates(x[:, self.left_context :])
         return torch.cat([SelectiveRoPE.input_features(self, x), gates], dim=-1)

@@ -139,7 +139,7 @@ def _block_generated_ngrams(no_repeat_ngram, self, tokens, lprobs, bsz, beam_siz
 
 
 def _parse(check_command_line, check_arguments, parse, parser, input_args=None, **options):
-    """Restores the task of a checkpoint, and validates the parsed arguments."""
+    """Parses arguments; fairseq's commands also restore the checkpoint's task and validate the arguments."""
     # fairseq parses a second time with suppress_defaults.
     is_command = is_fairseq_command() and not options.get("suppress_defaults")
     modify_parser = options.pop("modify_parser", None)

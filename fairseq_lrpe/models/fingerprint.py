@@ -31,7 +31,7 @@ class MethodFingerprint(nn.Module):
             return super()._load_from_state_dict(state_dict, prefix, *args)
         if self.defaults | _flags(stored) != _flags(self.version):
             raise SystemExit(
-                f"fairseq_lrpe: the checkpoint is of another method ({_format(stored)}) than the model "
+                f"fairseq_lrpe: the checkpoint's method ({_format(stored)}) differs from the model's "
                 f"({_format(self.version)}): pass the --arch and flags of the checkpoint, or a new --save-dir"
             )
         super()._load_from_state_dict({f"{prefix}version": self.version}, prefix, *args)

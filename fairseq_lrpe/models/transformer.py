@@ -76,7 +76,7 @@ def resolve_flags(cfg) -> None:
 
 
 def check_cross_self_attention(cfg) -> None:
-    """Raises a UserError if self-attention in the decoder cannot attend to the source, too."""
+    """Raises a UserError if self-attention in the decoder cannot also attend to the source."""
     if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise UserError(
             f"--cross-self-attention needs equal embedding dimensions, not {cfg.encoder_embed_dim} in the "

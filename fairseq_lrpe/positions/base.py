@@ -71,13 +71,13 @@ class AbsolutePosition(Float32Parameters):
     def step(
         self, x: Tensor, positions: Tensor, tokens: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the output for the rows that follow those of earlier calls, and the state after them.
+        """Returns the output for the tokens that follow those of earlier calls, and the new state.
 
         Args:
-            x: token embeddings of the new rows, at least one.
-            positions: positions of the new rows.
-            tokens: token indices of the new rows.
-            state: the state (B, ..) after the preceding rows, or None if there are none.
+            x: token embeddings of the new tokens, at least one.
+            positions: positions of the new tokens.
+            tokens: indices of the new tokens.
+            state: the state (B, ..) after the preceding tokens, or None if there are none.
         """
         raise NotImplementedError
 

@@ -1,1 +1,1 @@
-"""Helpers shared by all packages: command lines, files, subprocesses, GPUs and YAML."""
+"""Helpers shared by all packages: command lines, error messages, files, subprocesses and GPUs."""

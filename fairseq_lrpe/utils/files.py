@@ -54,7 +54,7 @@ def visible_files(folder: Path, outer: tuple = ()) -> Iterator[Path]:
     status = os.stat(folder)
     outer = (*outer, (status.st_dev, status.st_ino))
     if outer[-1] in outer[:-1]:
-        raise UserError(f"{folder} is a symbolic link to a folder that contains it: remove it")
+        raise UserError(f"{folder} is a symbolic link to a folder that contains it: remove the link")
     for entry in _entries(folder):
         if entry.is_dir():
             yield from visible_files(Path(entry), outer)
@@ -88,14 +88,14 @@ def without_mark(content: bytes, name: str) -> bytes:
 
 
 def byte_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
-    r"""Yields the lines of an open file without their ends, \n or \r\n, and without a byte order mark."""
+    r"""Yields the lines of an open file without line endings (\n or \r\n) and without a byte order mark."""
     for number, line in enumerate(file):
         line = line if number else without_mark(line, name)
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a UTF-8 text without their ends; no other characters end a line."""
+    """Yields the lines of a UTF-8 text without line endings; no other characters end a line."""
     with path.open("rb") as file:
         for number, line in enumerate(byte_lines(file, str(path)), 1):
             try:

@@ -212,9 +212,10 @@ class Experiment:
             self._check({**self.changes, **{key: as_text(value) for key, value in changes.items()}})
 
     def trials(self, run: Run) -> list[Run]:
-        """Returns one trial for each combination of the values in ``choose``; empty for a trial.
+        """Returns one trial for each combination of the values in ``choose``.
 
-        The best trial becomes the result of the run. Values for options of other encodings are skipped.
+        The list is empty if nothing is chosen, or if the run is itself a trial. The best trial becomes the
+        result of the run. Values for options of other encodings are skipped.
         """
         changes, choose = dict(run.changes), self.cfg.choose.items()
         choose = {k: v for k, v in choose if not (k in changes or foreign_encoding(k, run.method))}

@@ -52,7 +52,7 @@ HEAD = "sentence_classification_head"  # fairseq's name of the head of a fine-tu
 
 
 class Corpus(NamedTuple):
-    """What a model needs to know of the data of a run."""
+    """Properties of a run's data from which its model is built."""
 
     types: tuple[int, ...] = ()  # sizes of the dictionaries, without <mask>
     labels: int = 0
@@ -186,7 +186,7 @@ class BuiltModel:
 
 @cache
 def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
-    """Returns the model of a fairseq-train command; UserError if the flags are invalid."""
+    """Builds the model of a fairseq-train command; raises a UserError if the flags are invalid."""
     words = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
     # After parsing, our architectures check the flags, which build_model does as well, and the data.
     unchecked = dict.fromkeys(models.MODEL_DATACLASS_REGISTRY, lambda args: None)

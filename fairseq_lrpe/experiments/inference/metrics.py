@@ -6,7 +6,7 @@ from fairseq_lrpe.utils.files import read_lines
 
 
 def predict_split(job, name: str, data: Path) -> tuple[list[str], list[str]]:
-    """Predicts the split of the evaluation ``name``; returns (predictions, targets) as text."""
+    """Predicts the labels or scores of an evaluation's split; returns (predictions, targets) as text."""
     split = job.kind.evaluations(job.cfg)[name]["split"]
     path = job.folder / f"predictions-{name}.tsv"
     words = [str(job.checkpoint), str(data), f"{split}={path}", *["--cpu"] * job.cpu]

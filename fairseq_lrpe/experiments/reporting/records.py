@@ -329,7 +329,7 @@ def _as_record(folder, run, settings, measured):
 
 
 def _read_by_run(path, columns):
-    """Returns {values of the columns ``RUN``: tuples of the other values} of a CSV file."""
+    """Returns {values of the columns ``RUN``: rows of the other columns} from a CSV file."""
     found = {}
     for row in read_csv(path, columns).itertuples(index=False, name=None):
         found.setdefault(row[: len(RUN)], []).append(row[len(RUN) :])

@@ -110,7 +110,7 @@ def _heading(table, summary):
 
 
 def _lengths_apart(summary):
-    """Returns {(attention, row): lengths in words} of the rows with a different length."""
+    """Returns {(attention, row): training lengths as text} of rows whose length is not that of most rows."""
     apart = summary[summary["is_apart"]].groupby(["attention", "row"], sort=False)["lengths"]
     return {key: describe_lengths(sorted({x for cell in cells for x in cell})) for key, cells in apart}
 
