@@ -287,8 +287,8 @@ def check_part(cfg, part: str, **shared) -> None:
     causal = part == "decoder"
     own = part_config(cfg, part)
     encoding = encoding_from_config(own, embed_dim=width, num_heads=heads, causal=causal, **shared)
-    check_range("randomized_positions", own.randomized_positions, 0)
     if own.randomized_positions:
+        check_range("randomized_positions", own.randomized_positions, 1)
         check_randomized_positions(cfg, encoding)
     if cfg.token_positions in POSITIONS:
         name = cfg.token_positions

@@ -128,7 +128,7 @@ class CustomLayers:
             sorted(map(int, sizes.layers_to_keep.split(","))) if sizes.layers_to_keep else range(self._layers)
         )
         sizes.layers, self._layer_numbers = len(kept), iter([index + 1 for index in kept])
-        self.randomized_positions = part_config(cfg.args, self.part).randomized_positions
+        self.randomized_positions = part_config(cfg.args, self.part).randomized_positions or 0
         super().__init__(cfg, dictionary, embed_tokens, **kwargs)
         self.method = MethodFingerprint(cfg.args)
 

@@ -32,7 +32,7 @@ def complete(model, questions: list[torch.Tensor], length: int, end: int) -> lis
     for row, question in zip(tokens, questions, strict=True):
         row[: len(question)] = question
     ended, state = torch.zeros_like(lengths, dtype=torch.bool), {}
-    if model.decoder.randomized_positions:  # they depend on the length
+    if getattr(model.decoder, "randomized_positions", 0):  # they depend on the length
         state = None
     for position in range(1, length):
         logits = model.decoder(tokens[:, :position], incremental_state=state)[0]
