@@ -184,8 +184,8 @@ def method_flags(cfg) -> dict:
         shared |= {"linear_norm", "feature_map"}
     if getattr(cfg, "mask_decoder", False):  # not stored in checkpoints of models without it
         placement["mask_decoder"] = True
-    if cfg.randomized_positions:  # likewise
-        placement["randomized_positions"] = cfg.randomized_positions
+    if count := getattr(cfg, "randomized_positions", 0):  # likewise
+        placement["randomized_positions"] = count
     names = [f.name for f in fields(PositionConfig) if f.name in options | shared]
     return {name: getattr(cfg, name) for name in names} | placement
 

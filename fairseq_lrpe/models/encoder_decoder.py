@@ -154,9 +154,10 @@ class CustomLayers:
 
     @contextmanager
     def positions_of(self, tokens: Tensor) -> Iterator[None]:
-        """Gives all layers and the token positions the same random positions of tokens (B, L), if randomized.
+        """Gives tokens (B, L) the same random positions in all layers, if --randomized-positions is given.
 
-        They are drawn for each batch in training, and fixed for each length otherwise.
+        They are drawn for each batch in training, and fixed for each length L otherwise. All rows have the same
+        positions; those of a row with padding are the first ones, so that they depend on the longest row.
         """
         if not self.randomized_positions:
             yield
