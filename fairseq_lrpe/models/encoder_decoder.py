@@ -156,8 +156,8 @@ class CustomLayers:
     def positions_of(self, tokens: Tensor) -> Iterator[None]:
         """Gives tokens (B, L) the same random positions in all layers, if --randomized-positions is given.
 
-        They are drawn for each batch in training, and fixed for each length L otherwise. All rows have the same
-        positions; those of a row with padding are the first ones, so that they depend on the longest row.
+        They are drawn for each batch in training, and fixed for each length L otherwise. All rows have the
+        same positions; those of a row with padding are the first ones.
         """
         if not self.randomized_positions:
             yield
