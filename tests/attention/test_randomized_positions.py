@@ -190,3 +190,15 @@ def test_states_are_refused(arguments):
         module, p = kind(E, H, "rope", causal=True), torch.tensor([2, 5, 6])
         with pytest.raises(UserError, match="do not support a memory or a state"):
             module(torch.zeros(1, 3, E), position_index=PositionIndex(p, p, 9), **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "kind, name", [(LinearAttention, "xpos"), (SoftmaxAttention, "xpos"), (LinearAttention, "alibi")]
+)
+def test_half_precision(kind, name, dtype):
+    module, index = build(kind, name, {}, True), random_position_index(L, N)
+    x = randn(2, L, E).to(dtype)
+    exact = module(x.double(), position_index=index)
+    found = module.to(dtype)(x, position_index=index)
+    assert found.dtype == dtype and (found.double() - exact).abs().max() < 30 * torch.finfo(dtype).eps

@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from support.tiny_models import EOS, PAD, build_small
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention
 from fairseq_lrpe.experiments.definition.kinds.lm import max_length
+from fairseq_lrpe.experiments.inference.evaluate_synthetic import complete
+from fairseq_lrpe.experiments.inference.load import load_model
 from fairseq_lrpe.models.sampling import chooser, sample
 from fairseq_lrpe.ops.position_index import random_position_index
 from fairseq_lrpe.utils.errors import UserError
@@ -169,6 +172,8 @@ def test_sampling_computes_the_whole_text():
         logits[PAD] = -math.inf
         text.append(int(logits.argmax()))
     assert list(sample(decoder, prompt, 8, choose, PAD)) == text[3:]
+    question = SimpleNamespace(decoder=decoder, parameters=decoder.parameters)
+    assert complete(question, [prompt], 8, EOS)[0][:3] == text[3:6]
     with pytest.raises(UserError, match="cannot decode token by token"):
         decoder(torch.tensor([[EOS, 5]]), incremental_state={})
 
@@ -207,7 +212,9 @@ def test_training_and_evaluation(train, data_bin, tmp_path, caplog):
 
     other = train("softmax_lm_alibi", tmp_path / "whole", "--max-update", 6)
     assert_error(other, "the checkpoint is of another method (")
-    assert "randomized_positions 64) than the model" in other.stderr
+    assert ", randomized_positions 64, " in other.stderr
+    with pytest.raises(UserError, match="does not support a model with randomized positions"):
+        load_model(path, cpu=True, rope_scaling="ntk:2")
 
 
 SEQUENCES = "--randomized-positions 64"
