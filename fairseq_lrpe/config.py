@@ -64,6 +64,11 @@ class _SharedConfig(FairseqDataclass):
         "scaling of the angles of rotations for sequences that are FACTOR times as long as the LENGTH in "
         f"training, as TYPE:FACTOR:LENGTH with one of {', '.join(SCALINGS)}",
     )
+    randomized_positions: int = flag(
+        0,
+        "number of positions, of which each batch uses a random subset in ascending order; 0 means that "
+        "positions are 0, 1, .. (in translation models, for the encoder only)",
+    )
 
 
 PositionConfig = make_dataclass(
@@ -165,6 +170,8 @@ def part_config(cfg, part: str):
     flags["attention"] = getattr(cfg, f"{part}_attention") or cfg.attention
     if cfg.encoding_in not in (part, "both"):
         flags |= {"encoding": "none", "rope_scaling": ""}
+    if part == "decoder":  # it generates texts whose lengths are not known
+        flags["randomized_positions"] = 0
     return Namespace(**flags)
 
 
@@ -177,6 +184,8 @@ def method_flags(cfg) -> dict:
         shared |= {"linear_norm", "feature_map"}
     if getattr(cfg, "mask_decoder", False):  # not stored in checkpoints of models without it
         placement["mask_decoder"] = True
+    if count := getattr(cfg, "randomized_positions", 0):  # likewise
+        placement["randomized_positions"] = count
     names = [f.name for f in fields(PositionConfig) if f.name in options | shared]
     return {name: getattr(cfg, name) for name in names} | placement
 
@@ -239,6 +248,32 @@ def check_range(name: str, value: float, minimum: float, maximum: float = inf) -
         raise UserError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")
 
 
+def check_randomized_positions(cfg, encoding: Encoding) -> None:
+    """Raises a UserError if --randomized-positions would change nothing, or is not supported."""
+    name, omit = encoding.name, "omit it, or --randomized-positions"
+    if encoding.left_context is not None or name in ("cope", "stick_breaking"):
+        raise UserError(
+            f"{name} depends on the input instead of positions: use another encoding, or omit "
+            "--randomized-positions"
+        )
+    without = cfg.token_positions in ("none", "convolution", "rnn")
+    if name == "none" and (without or getattr(cfg, "no_token_positional_embeddings", False)):
+        raise UserError(
+            "--randomized-positions needs positions: pass --encoding, or --token-positions sinusoidal"
+        )
+    if name == "tupe" and encoding.cls:
+        raise UserError(
+            "with --randomized-positions, the first token is not at position 0, which TUPE treats "
+            "separately: pass --no-tupe-cls"
+        )
+    if cfg.rope_scaling:
+        raise UserError(f"--rope-scaling would scale random positions: {omit}")
+    if recomputes_activations(cfg):
+        raise UserError(f"--checkpoint-activations would draw other positions again: {omit}")
+    if getattr(cfg, "mask_decoder", False):
+        raise UserError(f"--mask-decoder does not support random positions: {omit}")
+
+
 def check_part(cfg, part: str, **shared) -> None:
     """Raises a UserError if the flags are invalid for the layers of a model's "encoder" or "decoder".
 
@@ -250,7 +285,11 @@ def check_part(cfg, part: str, **shared) -> None:
         raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
     causal = part == "decoder"
-    encoding_from_config(part_config(cfg, part), embed_dim=width, num_heads=heads, causal=causal, **shared)
+    own = part_config(cfg, part)
+    encoding = encoding_from_config(own, embed_dim=width, num_heads=heads, causal=causal, **shared)
+    if own.randomized_positions:
+        check_range("randomized_positions", own.randomized_positions, 1)
+        check_randomized_positions(cfg, encoding)
     if cfg.token_positions in POSITIONS:
         name = cfg.token_positions
         with torch.device("meta"), user_errors():  # draws no random numbers

@@ -12,6 +12,7 @@ from fairseq_lrpe.encodings import Context, Encoding, build_encoding
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import at_least_float32
+from fairseq_lrpe.utils.errors import UserError
 
 STATE_REMEDY = "pass the state that this module returned for the same batch"
 
@@ -120,20 +121,23 @@ class SelfAttention(nn.Module):
             key_padding_mask: True at padding, (B, L), or (B, M + L) if the memory also contains padding.
             state: the state that the previous call returned, whose positions precede those of this call.
             return_state: whether to return the state for the next call.
-            position_index: positions of the tokens if they are not consecutive; only for bidirectional
-                attention.
+            position_index: positions of the tokens if they are not consecutive, in ascending order if
+                attention is causal. All tokens must then be in x.
 
         Returns:
             The output (B, L, E), or a tuple of the output and the state if ``return_state``.
 
         Raises:
-            ValueError: if x is not (B, L, E), or the state is not one of this module for this batch size.
+            ValueError: if x is not (B, L, E), or the state is not one of this module for this batch size, or
+                for a ``position_index`` together with a memory or a state.
         """
         if x.dim() != 3 or x.size(2) != self.embed_dim:
             raise ValueError(
                 f"inputs must have three dimensions, of which the last is embed_dim {self.embed_dim}, not "
                 f"shape {tuple(x.shape)}"
             )
+        if position_index is not None and (memory is not None or state is not None or return_state):
+            raise UserError("positions that are not consecutive do not support a memory or a state: omit it")
         past, offset, inputs, feature_sum = state or AttentionState()
         keys = x if keys is None else keys
         parts = [keys] if memory is None else [memory, keys]

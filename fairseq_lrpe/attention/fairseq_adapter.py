@@ -90,8 +90,7 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
                 calls with the same state.
             keys: inputs (L, B, E) of keys and values if they differ from those of queries.
             memory: inputs (M, B, E) at earlier positions, which are additional keys.
-            position_index: positions of the tokens if they are not consecutive; only for bidirectional
-                attention.
+            position_index: positions of the tokens if they are not consecutive.
             state: the state that the previous call returned, if there is no incremental state.
             return_state: whether to return the state for the next call, if there is no incremental state.
             **_: fairseq's other arguments, which are ignored. ``attn_mask`` is not needed, because the

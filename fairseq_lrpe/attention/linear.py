@@ -9,8 +9,10 @@ from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttent
 from fairseq_lrpe.encodings import Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
+from fairseq_lrpe.ops.decay import decay_of_keys
 from fairseq_lrpe.ops.linear_attention.exponential import exp_features, scaled_attention
 from fairseq_lrpe.ops.linear_attention.state import LinearState
+from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import no_autocast
 
 _MIN_CHECKPOINT_KEYS = 1024
@@ -90,7 +92,7 @@ class LinearAttention(SelfAttention):
         backend = "auto" if self.backend == "fla" and not self.training else self.backend
 
         def attend(q, k, v, normalize, state):
-            options = {"log_decay": self.encoding.log_decay(context), "normalize": normalize, "state": state}
+            options = {"log_decay": self._log_decay(context, q), "normalize": normalize, "state": state}
             options |= {"key_padding_mask": context.key_padding_mask, "return_state": return_state}
             result = linear_attention(q, k, v, causal=self.causal, backend=backend, **options)
             return result if return_state else (result, None)
@@ -120,7 +122,7 @@ class LinearAttention(SelfAttention):
         encoding = self.encoding
         past = past or {"sums": None, "content": None, "maximum": None}
         unchanged = type(encoding).forward is Encoding.forward
-        options = {"causal": self.causal, "log_decay": encoding.log_decay(context)}
+        options = {"causal": self.causal, "log_decay": self._log_decay(context, q)}
         options["key_padding_mask"] = context.key_padding_mask
         f = exp_features(q, k, per_feature=unchanged, maximum=past["maximum"], **options)
         half, v = v.dtype == torch.float16, encoding.encode_values(v, context).to(f.q.dtype)
@@ -141,6 +143,14 @@ class LinearAttention(SelfAttention):
         o = _limit_magnitude(o) if half else o
         sums = LinearState(sums[..., :-1], sums[..., -1])
         return o, {"sums": sums, "content": content, "maximum": f.maximum}
+
+    def _log_decay(self, context, q):
+        """Returns the encoding's decay; a constant one depends on the distances of explicit positions."""
+        decay, index = self.encoding.log_decay(context), context.q_offset
+        if decay is None or decay.dim() > 2 or not isinstance(index, PositionIndex):
+            return decay
+        decay = decay_of_keys(decay, index.key_positions, context.key_padding_mask)
+        return decay.expand(*q.shape[:2], *decay.shape[2:])
 
     @torch.no_grad()
     def restart_positions(self, state: AttentionState) -> AttentionState:

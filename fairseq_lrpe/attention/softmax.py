@@ -98,8 +98,8 @@ class SoftmaxAttention(SelfAttention):
         # The largest block comes first, so that the others reuse its memory.
         for start in reversed(range(0, length, max(1, block_size))):
             block = q[:, :, start : start + block_size]
-            block_context = context.block(start, block.size(2))
-            num_keys = block_context.q_offset + block.size(2) if self.causal else k.size(2)
+            num_keys = k.size(2) - length + start + block.size(2) if self.causal else k.size(2)
+            block_context = context.block(start, block.size(2), num_keys)
             arguments = block, k[:, :, :num_keys], v[:, :, :num_keys], block_context
             if block_size < length and recompute:
                 outputs.append(checkpoint(self._attend_block, *arguments, use_reentrant=False))
@@ -148,8 +148,8 @@ class SoftmaxAttention(SelfAttention):
 
     def _mask_arguments(self, bias, q, k, context):
         """Returns bias and masks as torch's keyword argument, ``is_causal`` or ``attn_mask``."""
-        queries, keys, offset = q.size(2), k.size(2), context.q_offset
-        key_padding_mask = context.key_padding_mask
+        queries, keys, key_padding_mask = q.size(2), k.size(2), context.key_padding_mask
+        offset = keys - queries  # number of keys before the first query, if causal
         causal = self.causal and queries > 1
         windowed = 0 < self.window < keys
         if bias is None and key_padding_mask is None and not windowed and (offset == 0 or not causal):

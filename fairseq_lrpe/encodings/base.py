@@ -7,7 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.ops.decay import decayed_products, finite_log_decay, gate_bias, gated_products
+from fairseq_lrpe.ops.decay import (
+    decay_of_keys,
+    decayed_products,
+    finite_log_decay,
+    gate_bias,
+    gated_products,
+)
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import Float32Parameters
@@ -42,11 +48,15 @@ class Context(NamedTuple):
     log_decay: Tensor | None = None
     prepared: Any = None
 
-    def block(self, start: int, count: int) -> "Context":
-        """Returns the context of the queries ``start`` to ``start + count - 1``."""
+    def block(self, start: int, count: int, keys: int | None = None) -> "Context":
+        """Returns the context of queries ``start`` to ``start + count - 1`` and the first keys, or all."""
         if isinstance(self.q_offset, PositionIndex):
-            return self._replace(q_offset=self.q_offset.slice_queries(start, count))
+            return self._replace(q_offset=self.q_offset.block(start, count, keys))
         return self._replace(q_offset=self.q_offset + start)
+
+    def first_row(self, q: Tensor, k: Tensor) -> int:
+        """Returns the index of the key at the position of the first query, for causal attention."""
+        return k.size(-2) - q.size(-2) if isinstance(self.q_offset, PositionIndex) else self.q_offset
 
 
 START = Context()
@@ -183,7 +193,7 @@ class Encoding(Float32Parameters):
         if decay is None or decay.dim() == 1:
             return None
         if decay.dim() == 2:
-            return decayed_products(decay, q, k)
+            return constant_decay_products(decay, q, k, context)
         return to_float64(finite_log_decay(decay)).cumsum(-1) if decay.dim() == 3 else gated_products(decay)
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
@@ -202,7 +212,7 @@ class Encoding(Float32Parameters):
         """
         decay, q_offset, queries, keys = context.log_decay, context.q_offset, q.size(-2), k.size(-2)
         if decay is not None and decay.dim() == 3:
-            return gate_bias(context.prepared, queries, keys, q_offset, q.dtype)
+            return gate_bias(context.prepared, queries, keys, context.first_row(q, k), q.dtype)
         if decay is None or decay.dim() > 1:
             return None
         if isinstance(q_offset, PositionIndex):
@@ -222,7 +232,7 @@ class Encoding(Float32Parameters):
         decay = context.log_decay
         if decay is None or decay.dim() in (1, 3):
             return None
-        return context.prepared(self.scale * q, k, context.q_offset)
+        return context.prepared(self.scale * q, k, context.first_row(q, k))
 
     @property
     def modifies_scores(self) -> bool:
@@ -292,6 +302,13 @@ def position_tables(build: Callable, q: Tensor, k: Tensor, context: Context) -> 
     else:
         same = (q_offset, q.size(-2)) == (k_offset, k.size(-2))
     return q_table, q_table if same else build(k, k_offset)
+
+
+def constant_decay_products(log_decay: Tensor, q: Tensor, k: Tensor, context: Context) -> Callable:
+    """Returns ``decayed_products`` of a decay (H, 1), (H, d) or (1, d) for the positions of the context."""
+    if not isinstance(context.q_offset, PositionIndex):
+        return decayed_products(log_decay, q, k)
+    return gated_products(decay_of_keys(log_decay, context.q_offset.key_positions, context.key_padding_mask))
 
 
 def prepare_scores(encoding: Encoding, q: Tensor, k: Tensor, context: Context) -> Context:

@@ -6,8 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
-from fairseq_lrpe.ops.decay import decayed_products
+from fairseq_lrpe.encodings.base import (
+    START,
+    Context,
+    Encoding,
+    constant_decay_products,
+    position_tables,
+    register_encoding,
+)
 from fairseq_lrpe.ops.permutation import permutation_powers, permute_features
 
 
@@ -39,13 +45,15 @@ class PER(Encoding):
         return self.causal
 
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
-        return decayed_products(self.log_decay()[:, None], q, k) if self.causal else None
+        if not self.causal:
+            return None
+        return constant_decay_products(self.log_decay()[:, None], q, k, context)
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> None:
         return None
 
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
-        return context.prepared(self.scale * q, k, context.q_offset) if self.causal else None
+        return context.prepared(self.scale * q, k, context.first_row(q, k)) if self.causal else None
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         q_powers, k_powers = position_tables(self._powers, q, k, context)

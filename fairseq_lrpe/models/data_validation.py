@@ -18,8 +18,8 @@ PREPARE_AGAIN = "prepare the data again"
 def check_data(args, splits: list[str]) -> None:
     """Raises a UserError if a data folder does not exist, or if files of ``splits`` are damaged.
 
-    All folders must have the same dictionary. Folders after the first contain only shards of the training set.
-    Missing files are reported by fairseq.
+    All folders must have the same dictionary. Folders after the first contain only shards of the training
+    set. Missing files are reported by fairseq.
     """
     if args.task not in FAMILIES:  # a task of another plugin
         return

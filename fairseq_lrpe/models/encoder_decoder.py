@@ -1,13 +1,15 @@
 """fairseq's Transformer encoder and decoder with this plugin's self-attention and token positions."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from fairseq.distributed import fsdp_wrap
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
-from fairseq.modules import SinusoidalPositionalEmbedding
+from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
@@ -17,7 +19,10 @@ from torch import Tensor, nn
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention, build_attention, with_arguments
 from fairseq_lrpe.config import part_config
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
+from fairseq_lrpe.ops.position_index import random_position_index
 from fairseq_lrpe.positions import POSITIONS, build_position
+from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.errors import UserError
 
 UNLIMITED = 10**9
 """Maximum number of positions of models that have no limit."""
@@ -123,6 +128,7 @@ class CustomLayers:
             sorted(map(int, sizes.layers_to_keep.split(","))) if sizes.layers_to_keep else range(self._layers)
         )
         sizes.layers, self._layer_numbers = len(kept), iter([index + 1 for index in kept])
+        self.randomized_positions = part_config(cfg.args, self.part).randomized_positions or 0
         super().__init__(cfg, dictionary, embed_tokens, **kwargs)
         self.method = MethodFingerprint(cfg.args)
 
@@ -137,7 +143,7 @@ class CustomLayers:
             causal=self.part == "decoder",
             layer=next(self._layer_numbers),
             layers=self._layers,
-            max_positions=max_positions,
+            max_positions=self.randomized_positions or max_positions,
             dropout=cfg.attention_dropout,
             shared=self._shared,
         )
@@ -145,6 +151,26 @@ class CustomLayers:
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+    @contextmanager
+    def positions_of(self, tokens: Tensor) -> Iterator[None]:
+        """Gives tokens (B, L) the same random positions in all layers, if --randomized-positions is given.
+
+        They are drawn for each batch in training, and fixed for each length L otherwise. All rows have the
+        same positions; those of a row with padding are the first ones.
+        """
+        if not self.randomized_positions:
+            yield
+            return
+        index = random_position_index(
+            tokens.size(1), self.randomized_positions, tokens.device, fixed=not self.training
+        )
+        embeddings = [] if self.embed_positions is None else [self.embed_positions]
+        with (
+            with_arguments(*self_attentions(self), position_index=index),
+            with_arguments(*embeddings, positions=index.query_positions),
+        ):
+            yield
 
 
 class Encoder(CustomLayers, TransformerEncoderBase):
@@ -158,11 +184,12 @@ class Encoder(CustomLayers, TransformerEncoderBase):
     def forward(self, src_tokens, *rest, **kwargs):
         """Encodes tokens like fairseq, but the first token after padding on the left is at position 0."""
         padding = src_tokens.ne(self.padding_idx).int().argmax(1, keepdim=True)
-        if not padding.any():
-            return super().forward(src_tokens, *rest, **kwargs)
-        index = torch.arange(src_tokens.size(1), device=src_tokens.device)
-        left, right = ((index + sign * padding) % len(index) for sign in (1, -1))
-        return _permute_tokens(super().forward(src_tokens.gather(1, left), *rest, **kwargs), right)
+        with self.positions_of(src_tokens):
+            if not padding.any():
+                return super().forward(src_tokens, *rest, **kwargs)
+            index = torch.arange(src_tokens.size(1), device=src_tokens.device)
+            left, right = ((index + sign * padding) % len(index) for sign in (1, -1))
+            return _permute_tokens(super().forward(src_tokens.gather(1, left), *rest, **kwargs), right)
 
     def reorder_encoder_out(self, encoder_out, new_order):
         """Reorders rows like fairseq, but copies nothing if each row is replaced by one of the same sentence.
@@ -219,6 +246,14 @@ class Decoder(CustomLayers, TransformerDecoderBase):
         a long prefix take no memory.
         """
         extract = super().extract_features_scriptable
+        if self.randomized_positions:
+            if incremental_state is not None:
+                raise UserError(
+                    "a model with --randomized-positions cannot decode token by token, because the positions "
+                    "depend on the length of the whole text"
+                )
+            with self.positions_of(tokens):
+                return extract(tokens, encoder_out, None, *rest, **kwargs)
         if self.cross_self_attention:
             encoder_out = _pad_left(encoder_out)
         if incremental_state is None or incremental_state or tokens.size(1) == 1:
@@ -258,21 +293,41 @@ def self_attentions(module: nn.Module) -> list[FairseqSelfAttention]:
 
 
 def add_token_positions(module, args, max_positions):
-    """Replaces the position embeddings of an encoder or decoder, unless the flags select fairseq's own."""
+    """Replaces the position embeddings of an encoder or decoder, or makes fairseq's own accept positions."""
+    count, embedding = module.randomized_positions, module.embed_positions
+    if count:
+        with exit_on_error("fairseq_lrpe"):
+            check_number_of_positions(count, max_positions, embedding)
     if args.token_positions in POSITIONS:
         attentions = self_attentions(module)
         position = build_position(
             args.token_positions,
             embed_dim=module.embed_tokens.embedding_dim,
             vocab_size=len(module.dictionary),
-            max_positions=max_positions,
+            max_positions=count or max_positions,
             padding_idx=module.padding_idx,
             causal=module.part == "decoder",
             layers=len(attentions),
         )
         module.embed_positions = TokenPositions(position, module.embed_tokens, module.embed_scale, attentions)
-    elif isinstance(module.embed_positions, SinusoidalPositionalEmbedding):
-        module.embed_positions = SinusoidalPositions(module.embed_positions)
+    elif isinstance(embedding, SinusoidalPositionalEmbedding):
+        module.embed_positions = SinusoidalPositions(embedding, count)
+    elif count and isinstance(embedding, LearnedPositionalEmbedding):
+        module.embed_positions = LearnedPositions(embedding)
+
+
+def check_number_of_positions(count: int, max_positions: int, embedding: nn.Module | None) -> None:
+    """Raises a UserError if sequences, or random positions below ``count``, can be too long for a model."""
+    if count < max_positions:
+        raise UserError(
+            f"--randomized-positions {count} is below the maximum length of {max_positions} tokens: pass at "
+            f"least {max_positions}, or a smaller maximum length"
+        )
+    if isinstance(embedding, LearnedPositionalEmbedding) and embedding.max_positions < count:
+        raise UserError(
+            f"--randomized-positions {count} exceeds the table of {embedding.max_positions} learned token "
+            "positions: pass a maximum length of the model that is equal to it"
+        )
 
 
 def init_normal(part: nn.Module, std: float) -> None:
@@ -292,10 +347,13 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
     fairseq computes the whole table again in each of these steps. The values are the same.
     """
 
-    def __init__(self, original: SinusoidalPositionalEmbedding):
-        super().__init__(original.embedding_dim, original.padding_idx, len(original.weights))
+    def __init__(self, original: SinusoidalPositionalEmbedding, count: int = 0):
+        rows = max(len(original.weights), original.padding_idx + 1 + count)
+        super().__init__(original.embedding_dim, original.padding_idx, rows)
 
     def forward(self, input, incremental_state=None, timestep=None, positions=None):
+        if positions is not None:
+            return self.weights[position_rows(input, self.padding_idx, positions)]
         row = self.padding_idx + input.size(1)
         if incremental_state is None or timestep is not None or row < len(self.weights):
             return super().forward(input, incremental_state, timestep, positions)
@@ -304,6 +362,31 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
         angles = row * frequencies
         position = torch.cat([angles.sin(), angles.cos(), angles.new_zeros(self.embedding_dim % 2)])
         return position.to(self.weights).expand(len(input), 1, -1)
+
+
+class LearnedPositions(LearnedPositionalEmbedding):
+    """fairseq's learned positions, except that the positions (L,) of tokens (B, L) can be given."""
+
+    def __init__(self, original: LearnedPositionalEmbedding):
+        super().__init__(original.num_embeddings, original.embedding_dim, original.padding_idx)
+        self.weight = original.weight
+
+    def forward(self, input, incremental_state=None, positions=None):
+        if positions is None:
+            return super().forward(input, incremental_state)
+        return nn.Embedding.forward(self, position_rows(input, self.padding_idx, positions))
+
+
+def position_rows(tokens: Tensor, padding_idx: int, positions: Tensor | None = None) -> Tensor:
+    """Returns the rows of fairseq's tables of positions, 1 + ``padding_idx`` + the position of each token.
+
+    Tokens are (B, L). The n-th token of a row that is not padding is at ``positions[n]``, by default n.
+    """
+    rows = make_positions(tokens, padding_idx)
+    if positions is None:
+        return rows
+    given = positions[(rows - padding_idx - 1).clamp(min=0)] + padding_idx + 1
+    return torch.where(tokens == padding_idx, rows, given)
 
 
 class TokenPositions(FairseqIncrementalState, nn.Module):
@@ -326,12 +409,14 @@ class TokenPositions(FairseqIncrementalState, nn.Module):
                 attention.register_forward_pre_hook(partial(self._add_part, layer), with_kwargs=True)
         self.parts = [None] * len(attentions)
 
-    def forward(self, tokens, incremental_state=None, prefix_state=None):
+    def forward(self, tokens, incremental_state=None, prefix_state=None, positions=None):
         """Returns the term to add (B, L, E) for tokens (B, L), or (B, 1, E) for the last one in decoding.
 
-        With a ``prefix_state``, tokens are the first ones, and the incremental state of the next call.
+        With a ``prefix_state``, tokens are the first ones, and the incremental state of the next call. Tokens
+        can have explicit ``positions`` (L,).
         """
-        positions = make_positions(tokens, self.position.padding_idx) - self.position.padding_idx - 1
+        padding_idx = self.position.padding_idx
+        positions = position_rows(tokens, padding_idx, positions) - padding_idx - 1
         if incremental_state is None:
             return self._offsets(tokens, positions, prefix_state)
         # fairseq passes all previous tokens, too.

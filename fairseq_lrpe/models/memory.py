@@ -109,6 +109,8 @@ def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
 def check_memory(attention: SelfAttention, cfg, task) -> None:
     """Raises a UserError if a decoder with this attention and these flags does not support the memory."""
     positions, encoding = cfg.token_positions, attention.encoding
+    if cfg.randomized_positions:
+        raise UserError("--randomized-positions does not support a memory, whose positions differ: omit it")
     if positions != "none" and not (positions == "sinusoidal" and cfg.no_token_positional_embeddings):
         raise UserError(
             f"{positions} token positions restart in each segment, so a memory does not support them: pass "

@@ -20,6 +20,7 @@ from fairseq_lrpe.models.encoder_decoder import (
     transformer_config,
 )
 from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.utils.errors import UserError
 
 EPSILON = 1e-6
 """Constant that is added to probabilities before the logarithm, as in the code of the authors of LFHC."""
@@ -153,6 +154,11 @@ class QuestionGeneratorModel(TransformerModelBase):
     @staticmethod
     def check(args):
         """Raises a UserError for invalid flags."""
+        if args.randomized_positions:
+            raise UserError(
+                "--randomized-positions does not support question generators, which decode token by token: "
+                "omit it"
+            )
         for part in ("encoder", "decoder"):
             check_part(transformer_args(args), part)
 

@@ -75,7 +75,7 @@ def sample(decoder: nn.Module, prompt: Tensor, length: int, choose: Callable, pa
     """Yields ``length`` tokens that follow a prompt, each as soon as it is chosen.
 
     The cost and the memory of a token are those of a decoding step: constant with linear attention, except
-    for the 8 bytes of the token itself.
+    for the 8 bytes of the token itself. With --randomized-positions, they are those of the whole text.
 
     Args:
         decoder: decoder of a language model.
@@ -87,7 +87,9 @@ def sample(decoder: nn.Module, prompt: Tensor, length: int, choose: Callable, pa
     Raises:
         UserError: at the first token whose position the model does not support.
     """
-    size, state = len(prompt), {}
+    size = len(prompt)
+    # Random positions depend on the length, so that each token needs all of the text.
+    state = None if getattr(decoder, "randomized_positions", 0) else {}
     tokens = torch.cat([prompt, prompt.new_full((length,), pad)])[None]
     # fairseq's own decoders process only the last token of each call with a state.
     first = size if isinstance(decoder, Decoder) else 1

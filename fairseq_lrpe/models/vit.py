@@ -113,6 +113,10 @@ class ViTModel(BaseFairseqModel):
             check_choice("encoding", args.encoding, ENCODINGS)
             args.image_positions = "grid" if ENCODINGS[args.encoding].multidimensional else "sum"
         check_choice("image positions", args.image_positions, IMAGE_POSITIONS)
+        if args.randomized_positions:
+            raise UserError(
+                "--randomized-positions is for sequences, and images have rows and columns: omit it"
+            )
         check_range("patch_size", args.patch_size, 1)
         check_range("drop_path", args.drop_path, 0, MAX_DROP_PATH)
         check_part(args, "encoder", axes=position_axes(args))

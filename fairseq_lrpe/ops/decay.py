@@ -33,6 +33,25 @@ def finite_log_decay(log_decay: Tensor) -> Tensor:
     return at_least_float32(log_decay).clamp(min=minimum)
 
 
+def decay_of_keys(log_decay: Tensor, positions: Tensor, padding: Tensor | None = None) -> Tensor:
+    """Returns a constant decay as one of each key, λ·(p_t − p_{t−1}), whose sums are λ·(p_i − p_j).
+
+    Args:
+        log_decay: λ, the logarithms of the decays, (H,), or (H, d) or (1, d) for each feature.
+        positions: p (L,), in ascending order.
+        padding: (B, L), True at padding, which does not decay.
+
+    Returns:
+        A tensor (1 or B, H, L), or (1 or B, 1 or H, L, d) for each feature, in at least float32.
+    """
+    p = to_float64(positions)[None]
+    if padding is not None:
+        p = p.masked_fill(padding.to(p.device), -1).cummax(-1).values
+    gaps = p.diff(dim=-1, prepend=p[:, :1])[:, None]
+    gaps = gaps if log_decay.dim() == 1 else gaps[..., None]
+    return finite_log_decay(log_decay.to(gaps))[:, None] * gaps
+
+
 def stable_block_size(log_decay: Tensor, limit: int) -> int:
     """Returns the largest block size, at most ``limit``, for which weights γ^(i−m) do not overflow.
 

@@ -1,4 +1,4 @@
-"""Non-consecutive positions of tokens, such as the patches of an image."""
+"""Non-consecutive positions of tokens, such as the patches of an image, or random ones."""
 
 from typing import NamedTuple
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
+from fairseq_lrpe.utils.errors import UserError
 
 
 class PositionIndex(NamedTuple):
@@ -22,9 +23,10 @@ class PositionIndex(NamedTuple):
     key_positions: Tensor
     max_position: int
 
-    def slice_queries(self, start: int, count: int) -> "PositionIndex":
-        """Returns a copy with the queries ``start`` to ``start + count - 1`` and all keys."""
-        return self._replace(query_positions=self.query_positions[start : start + count])
+    def block(self, start: int, count: int, keys: int | None = None) -> "PositionIndex":
+        """Returns a copy with the queries ``start`` to ``start + count - 1`` and the first keys, or all."""
+        queries = self.query_positions[start : start + count]
+        return PositionIndex(queries, self.key_positions[:keys], self.max_position)
 
     def distance_index(self) -> Tensor:
         """Returns (Lq, Lk), the index of each pair's distance in [max_position, .., 0, .., -max_position]."""
@@ -42,6 +44,26 @@ def grid_position_index(rows: int, columns: int, device: torch.device | None = N
     row, column = torch.arange(rows, device=device), torch.arange(columns, device=device)
     index = torch.cartesian_prod(row, column)
     return PositionIndex(index, index, max(rows, columns) - 1)
+
+
+def random_position_index(
+    length: int, count: int, device: torch.device | None = None, fixed: bool = False
+) -> PositionIndex:
+    """Returns ``length`` random positions below ``count``, in ascending order (Ruoss et al. 2023).
+
+    All subsets of 0 to ``count`` − 1 are equally likely. They are drawn from torch's random state of the CPU.
+    If ``fixed``, they depend only on ``length`` and ``count``.
+
+    Raises:
+        ValueError: if ``length`` exceeds ``count``.
+    """
+    if length > count:
+        raise UserError(
+            f"{length} tokens cannot have different positions below {count}: use at least {length} positions"
+        )
+    generator = torch.Generator("cpu").manual_seed(0) if fixed else None
+    positions = torch.randperm(count, generator=generator, device="cpu")[:length].sort().values.to(device)
+    return PositionIndex(positions, positions, count - 1)
 
 
 def coordinates(offset: int | PositionIndex, length: int, device: torch.device) -> Tensor:

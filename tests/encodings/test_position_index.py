@@ -40,8 +40,9 @@ def test_diagonal_position_index():
     positions = diagonal_position_index(3, 4)
     assert positions.query_positions.tolist() == [0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5]
     assert positions.max_position == 5
-    some = positions.slice_queries(2, 3)
-    assert some.query_positions.tolist() == [2, 3, 1] and some.key_positions is positions.key_positions
+    some = positions.block(2, 3)
+    assert some.query_positions.tolist() == [2, 3, 1] and some.key_positions.equal(positions.key_positions)
+    assert positions.block(2, 3, 5).key_positions.equal(positions.key_positions[:5])
     assert some.distance_index()[1].tolist() == [5 - 3 + j for j in positions.key_positions.tolist()]
 
 

@@ -94,7 +94,7 @@ def test_coordinates():
     device = torch.device("cpu")
     assert coordinates(3, 2, device).tolist() == [[3], [4]]
     assert coordinates(GRID, 12, device).tolist() == [[r, c] for r in range(ROWS) for c in range(COLUMNS)]
-    assert coordinates(GRID.slice_queries(3, 2), 2, device).tolist() == [[0, 3], [1, 0]]
+    assert coordinates(GRID.block(3, 2), 2, device).tolist() == [[0, 3], [1, 0]]
 
 
 # Rotated values.

@@ -64,7 +64,7 @@ def build_small(arch, **flags):
     lengths = dict.fromkeys(("max_source_positions", "max_target_positions", "max_positions"), 24)
     lengths |= {"tokens_per_sample": 24, "add_bos_token": False, "tpu": False, "patch_size": 4}
     known = lengths.keys() & MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__
-    return build_model(arch, task, **{name: lengths[name] for name in known}, **flags)
+    return build_model(arch, task, **{name: lengths[name] for name in known} | flags)
 
 
 def build_model(arch, task, **flags):

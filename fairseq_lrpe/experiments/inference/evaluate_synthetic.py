@@ -23,8 +23,8 @@ PROBLEMS = 128
 def complete(model, questions: list[torch.Tensor], length: int, end: int) -> list[list[int]]:
     """Returns the greedy completion of each question, up to and including the token ``end``.
 
-    The questions, one-dimensional tensors, are decoded in one batch with incremental state. A question and
-    its answer have at most ``length`` tokens together.
+    The questions, one-dimensional tensors, are decoded in one batch, with incremental state unless positions
+    are random. A question and its answer have at most ``length`` tokens together.
     """
     device = next(model.parameters()).device
     lengths = torch.tensor([len(question) for question in questions], device=device)
@@ -32,6 +32,8 @@ def complete(model, questions: list[torch.Tensor], length: int, end: int) -> lis
     for row, question in zip(tokens, questions, strict=True):
         row[: len(question)] = question
     ended, state = torch.zeros_like(lengths, dtype=torch.bool), {}
+    if getattr(model.decoder, "randomized_positions", 0):  # they depend on the length
+        state = None
     for position in range(1, length):
         logits = model.decoder(tokens[:, :position], incremental_state=state)[0]
         predicted, is_answer = logits[:, -1].argmax(-1), lengths <= position

@@ -96,6 +96,8 @@ def load_model(
     finally:
         logging.disable(disabled)
     if scaling:
+        if any(getattr(module, "randomized_positions", 0) for module in model.modules()):
+            raise UserError("rope scaling does not support a model with randomized positions")
         scale_rotations(model, scaling)
     if torch.cuda.is_available() and not cpu:
         model.cuda()

@@ -156,6 +156,8 @@ def max_length(model: dict) -> tuple[float, str]:
     from fairseq_lrpe.positions import POSITIONS, build_position
 
     trained, positions, encoding = trained_length(model), model["token_positions"], model["encoding"]
+    if count := model.get("randomized_positions"):
+        return count, f"its positions are random ones of {count}"
     if model["decoder_learned_pos"] or positions == "learned":
         return trained, f"its learned token positions are a table of the {trained} training positions"
     width, heads = model.get("decoder_embed_dim", 64), model.get("decoder_attention_heads", 1)
