@@ -140,6 +140,14 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
     assert f"lm/mini/linear_{FAILING}/{CHANGES}/seed-1: " in last and "run.json is damaged" in last
     assert "| linear | Identity × Unitary |" in done.stdout and "(4 updates)" in done.stdout
 
+    settings = json.loads((folder(WORKING[1]) / "run.json").read_text())
+    other = settings | {"data": {name: size + 2 for name, size in settings["data"].items()}}
+    (folder(WORKING[1]) / "run.json").write_text(json.dumps(other))
+    changed = run_here(table_command.main, *words)
+    assert changed.returncode == 1 and "started" not in changed.stdout
+    assert f"linear_{WORKING[1]}/{CHANGES}/seed-1 contains a run with other settings" in changed.stderr
+    (folder(WORKING[1]) / "run.json").write_text(json.dumps(settings))
+
     before = (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
     again = run_here(table_command.main, *words)
     assert again.returncode == 0 and "started" not in again.stdout, again.stderr

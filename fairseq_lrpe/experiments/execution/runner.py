@@ -340,6 +340,18 @@ def record_evaluation(job: Job, name: str, measured: dict) -> None:
     write_json(job.folder / "evaluation.json", {**record, "evaluations": evaluations})
 
 
+def check_finished(job: Job) -> None:
+    """Raises a UserError if a finished run was trained with other data or settings than the job's."""
+    now = {
+        **read_json(job.folder / "run.json"),
+        "config": OmegaConf.to_container(job.cfg, resolve=True),
+        "flags": job.more,
+        "precision": job.precision,
+        "data": data_sizes(job.kind, job.cfg),
+    }
+    run_directory.check_settings(job.folder, now)
+
+
 def run_settings(job: Job) -> dict:
     initial, environment = None, {**os.environ, **job.environment}
     config = OmegaConf.to_container(job.cfg, resolve=True)

@@ -16,7 +16,7 @@ from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.launch import update_freq, visible_gpus
 from fairseq_lrpe.experiments.execution.run_directory import InUse
-from fairseq_lrpe.experiments.execution.runner import Job, data_sizes, execute_run
+from fairseq_lrpe.experiments.execution.runner import Job, check_finished, data_sizes, execute_run
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.subprocesses import CommandFailed, available_cores
 
@@ -37,7 +37,7 @@ def share_of_machine(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
 def jobs_with_data(
     planned: dict[Run, Job], gpus: int | None, nodes: int = 1
 ) -> tuple[dict[Run, Job], list[str]]:
-    """Returns the runs with data, and a message per experiment without data."""
+    """Returns the runs with data, and a message per experiment without data and per run of other data."""
     ready, messages = {}, {}
     for run, job in planned.items():
         update_freq(job.cfg.batch, gpus or 0, nodes)
@@ -45,9 +45,15 @@ def jobs_with_data(
             if not planned.keys() & job.experiment.needs(run):
                 job.check_start()
             data_sizes(job.kind, job.cfg)
-            ready[run] = job
         except UserError as error:
             messages[f"{run.experiment} is skipped: {error}"] = None
+            continue
+        try:
+            if job.state == "finished":
+                check_finished(job)
+            ready[run] = job
+        except UserError as error:
+            messages[f"{run}: {error}"] = None
     if not ready:
         raise UserError("; ".join(messages))
     return ready, list(messages)
