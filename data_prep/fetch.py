@@ -127,12 +127,26 @@ def unpacked(source: Path, folder: Path) -> Path:
     """
     if source.is_dir():
         return source
-    kind = {"format": "zip"} if zipfile.is_zipfile(source) else {"format": "tar", "filter": "data"}
     print(f"Unpacking {source}", flush=True)
     with archive_errors(source), atomic_folder(folder) as part:
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.unpack_archive(source, part, **kind)
+        if zipfile.is_zipfile(source):
+            shutil.unpack_archive(source, part, "zip")
+        elif hasattr(tarfile, "data_filter"):
+            shutil.unpack_archive(source, part, "tar", filter="data")
+        else:  # Python before 3.10.12 and 3.11.4
+            with tarfile.open(source) as archive:
+                for member in archive:
+                    check_member(member)
+                    archive.extract(member, part)
     return folder
+
+
+def check_member(member: tarfile.TarInfo) -> None:
+    """Raises a UserError unless a member of an archive is a file or folder inside of it."""
+    path = Path(member.name)
+    if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
+        raise UserError(f"the archive's member {member.name} is not a file inside of it: unpack it yourself")
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:

@@ -47,7 +47,7 @@ class PER(Encoding):
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         if not self.causal:
             return None
-        return constant_decay_products(self.log_decay()[:, None], q, k, context)
+        return constant_decay_products(context.log_decay[:, None], q, k, context)
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> None:
         return None

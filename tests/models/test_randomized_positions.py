@@ -211,7 +211,7 @@ def test_training_and_evaluation(train, data_bin, tmp_path, caplog):
     assert evaluated(data_bin, path, 1, caplog) == pytest.approx(expected, abs=2e-4)
 
     other = train("softmax_lm_alibi", tmp_path / "whole", "--max-update", 6)
-    assert_error(other, "the checkpoint is of another method (")
+    assert_error(other, "the checkpoint's method (")
     assert ", randomized_positions 64, " in other.stderr
     with pytest.raises(UserError, match="does not support a model with randomized positions"):
         load_model(path, cpu=True, rope_scaling="ntk:2")

@@ -292,7 +292,7 @@ def test_mask_decoder_is_trained_and_fine_tuned(data, tmp_path):
     assert pretrained_model(tmp_path / "text/checkpoint_last.pt")["flags"]["mask_decoder"]
     start = ["--finetune-from-model", tmp_path / "text/checkpoint_last.pt", "--max-epoch", 1]
     words = ["--arch", arch, "--save-dir", tmp_path / "other", *FINETUNING, *start, *flags[1:]]
-    assert_error(train_here(data / "bin", *TINY, *words), "another method (attention softmax")
+    assert_error(train_here(data / "bin", *TINY, *words), "the checkpoint's method (attention softmax")
     train(data / "bin", arch, tmp_path / "tuned", *FINETUNING, *start, *flags)
     before, after = (load_last_checkpoint(tmp_path / name)["model"] for name in ("text", "tuned"))
     name = "encoder.positions.weight"

@@ -78,7 +78,7 @@ def test_grid_positions(attention, method):
     assert_same(summed(images), summed(transposed))
     for layer in model.layers:
         assert layer.self_attn.encoding.axes == 2 and layer.self_attn.encoding.max_positions == 3
-    with pytest.raises(SystemExit, match=r"another method .*image_positions sum"):
+    with pytest.raises(SystemExit, match=r"checkpoint.s method \(.*image_positions sum.*differs"):
         model.load_state_dict(summed.state_dict())
     assert build(f"{attention}_vit_rope").image_positions == "sum"
     with pytest.raises(SystemExit, match="rope does not support positions with 2 coordinates"):
