@@ -137,15 +137,20 @@ def unpacked(source: Path, folder: Path) -> Path:
         else:  # Python before 3.10.12 and 3.11.4
             with tarfile.open(source) as archive:
                 for member in archive:
-                    check_member(member)
+                    check_member(member, part)
                     archive.extract(member, part)
     return folder
 
 
-def check_member(member: tarfile.TarInfo) -> None:
-    """Raises a UserError unless a member of an archive is a file or folder inside of it."""
-    path = Path(member.name)
-    if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
+def check_member(member: tarfile.TarInfo, folder: Path) -> None:
+    """Raises a UserError if a member of a tar archive would be outside of ``folder``, or is a device."""
+    root = folder.resolve()
+    paths = [root / member.name]
+    if member.issym():
+        paths.append(paths[0].parent / member.linkname)
+    elif member.islnk():
+        paths.append(root / member.linkname)
+    if member.isdev() or not all(path.resolve().is_relative_to(root) for path in paths):
         raise UserError(f"the archive's member {member.name} is not a file inside of it: unpack it yourself")
 
 
