@@ -54,6 +54,15 @@ class Context(NamedTuple):
             return self._replace(q_offset=self.q_offset.block(start, count, keys))
         return self._replace(q_offset=self.q_offset + start)
 
+    def input_features(self) -> Tensor:
+        """Returns the features; raises a ValueError if there are none."""
+        if self.features is None:
+            raise ValueError(
+                "the encoding depends on the layer's inputs: use LinearAttention or SoftmaxAttention, or "
+                "pass Context(features=encoding.input_features(x))"
+            )
+        return self.features
+
     def first_row(self, q: Tensor, k: Tensor) -> int:
         """Returns the index of the key at the position of the first query, for causal attention."""
         return k.size(-2) - q.size(-2) if isinstance(self.q_offset, PositionIndex) else self.q_offset

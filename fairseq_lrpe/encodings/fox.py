@@ -33,7 +33,7 @@ class ForgetGate(Encoding):
         return self.log_gates(x)
 
     def log_decay(self, context: Context = START) -> Tensor | None:
-        return context.features[..., -1]
+        return context.input_features()[..., -1]
 
 
 @register_encoding("fox", no_bias="use a forget gate without bias")

@@ -35,4 +35,4 @@ class GLA(Encoding):
         return F.logsigmoid(logits).div(TEMPERATURE).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def log_decay(self, context: Context = START) -> Tensor | None:
-        return context.features
+        return context.input_features()

@@ -55,7 +55,7 @@ class PaTH(Encoding):
 
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         with no_autocast(k.device):
-            return ReflectedKeys(k, context.features)
+            return ReflectedKeys(k, context.input_features())
 
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         with no_autocast(k.device):

@@ -26,7 +26,7 @@ class PaTHFoX(ForgetGate, PaTH):
         return torch.cat([PaTH.input_features(self, x), gates], dim=-1)
 
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
-        reflections = context._replace(features=context.features[..., :-1])
+        reflections = context._replace(features=context.input_features()[..., :-1])
         return PaTH.prepare(self, q, k, reflections), Encoding.prepare(self, q, k, context)
 
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:

@@ -58,7 +58,7 @@ class SelectiveRoPE(Encoding):
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         half = self.head_dim // 2
-        angles = to_float64(context.features[..., :half]).cumsum(2)
+        angles = to_float64(context.input_features()[..., :half]).cumsum(2)
         if context.feature_sum is not None:
             angles = angles + context.feature_sum[..., :half]
         angles = angles * constant(_temperatures, half, device=angles.device, dtype=angles.dtype)

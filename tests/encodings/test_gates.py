@@ -185,6 +185,13 @@ def test_closed_gates(name, attention):
         assert_same(module(x), alone, 1e-6)
 
 
+@pytest.mark.parametrize("name", ["fox", "gla", "selective_rope", "path", "path_fox"])
+def test_missing_features_are_an_error(name):
+    q = torch.zeros(1, H, 3, D)
+    with pytest.raises(ValueError, match=r"depends on the layer's inputs: use LinearAttention or Softmax"):
+        all_scores(random_encoding(name).float(), q, q)
+
+
 def test_gates_of_a_long_sequence():
     """Biases are differences of sums of up to 100,000, which float32 would round by 0.004."""
     encoding, length = random_encoding("fox").float(), 20_000

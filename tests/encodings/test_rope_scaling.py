@@ -1,7 +1,7 @@
 """Rotations with scaled angles: every encoding against its formula, decoding, and what is refused."""
 
 import copy
-import io
+import pickle
 
 import pytest
 import torch
@@ -205,10 +205,7 @@ def test_module_with_several_encodings():
     scale_rotations(model, RopeScaling("linear", 2))
     assert [x.encoding.rope_scaling is not None for x in model[:2]] == [True, True]
     assert copy.deepcopy(model)[0].encoding.rope_scaling == RopeScaling("linear", 2)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    assert torch.load(file, weights_only=False)[1].encoding.rope_scaling == RopeScaling("linear", 2)
+    assert pickle.loads(pickle.dumps(model))[1].encoding.rope_scaling == RopeScaling("linear", 2)
     scale_rotations(model, None)
     assert model[0].encoding.rope_scaling is None
 
