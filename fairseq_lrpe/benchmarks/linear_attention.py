@@ -1,15 +1,18 @@
 """Compare linear attention with its alternatives over the sequence length.
 
 Measures the time of forward and backward passes of causal attention, their peak memory, and the time of a
-decoding step after a prefix. Where the kernels of flash-linear-attention run, they are measured as well. For
-example:
+decoding step after a prefix. Where the kernels of flash-linear-attention run, they are measured as well. With
+``--busy``, the passes are measured a second time beside processes that only compute. For example:
 
   lrpe bench linear-attention --lengths 512 4096 --dtype bfloat16
 """
 
 import math
+import subprocess
+import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import linear_regression
@@ -24,6 +27,7 @@ from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.linear_attention.fla import fla_missing_requirement
 from fairseq_lrpe.utils.cli import image_path, min_int, new_parser
 from fairseq_lrpe.utils.files import save_figure
+from fairseq_lrpe.utils.subprocesses import die_with_parent
 
 TOKENS = 4096
 """Number of tokens per batch."""
@@ -40,9 +44,34 @@ def masked(q, k, v):
     return scores @ v / scores.sum(-1, keepdim=True).clamp(min=1e-6)
 
 
+def plain_chunks(q, k, v, size=64):
+    """Computes causal linear attention in chunks of rows with differentiable operations of torch."""
+    length = q.size(2)
+    q, k, v = (F.pad(x, (0, 0, 0, -length % size)).unflatten(2, (-1, size)) for x in (q, k, v))
+    updates, key_sums = k.mT @ v, k.sum(3, keepdim=True)
+    past, past_sums = (x.cumsum(2) - x for x in (updates, key_sums))
+    scores = (q @ k.mT).tril()
+    denominator = scores.sum(-1, keepdim=True) + q @ past_sums.mT
+    return ((scores @ v + q @ past) / denominator.clamp(min=1e-6)).flatten(2, 3)[:, :, :length]
+
+
+@contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    """Runs processes that only compute."""
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command, preexec_fn=die_with_parent()) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def implementations(device: str) -> dict[str, Callable]:
     linear = partial(linear_attention, causal=True, normalize=True)
     found = {"chunk": partial(linear, backend="chunk"), "masked n × n": masked}
+    found["plain chunks"] = plain_chunks
     found["softmax"] = partial(F.scaled_dot_product_attention, is_causal=True)
     if fla_missing_requirement(torch.device(device)) is None:
         found["kernels"] = partial(linear, backend="fla")
@@ -112,7 +141,7 @@ def exponent(rows: list[dict]) -> float:
 def plot(by_name: dict[str, list[dict]], path: Path) -> None:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, unit in zip(figure.subplots(1, 2), ("ms", "MiB"), strict=True):
-        for (name, rows), marker in zip(by_name.items(), "osD^", strict=False):
+        for (name, rows), marker in zip(by_name.items(), "osvD^", strict=False):
             values = [row[unit] / row["batch"] for row in rows]
             axes.plot([row["length"] for row in rows], values, marker=marker, label=name)
         axes.set(xscale="log", yscale="log", xlabel="length n", ylabel=f"{unit} per sequence")
@@ -135,6 +164,8 @@ def main(arguments: list[str] | None = None) -> None:
     help = f"numbers of tokens before a decoding step {default}"
     add("--positions", type=number, nargs="+", default=[64, 1024, 16384], help=help)
     add("--rounds", type=number, default=7, help=f"number of measured rounds {default}")
+    help = "measure also beside N processes that only compute"
+    add("--busy", type=number, metavar="N", help=help)
     add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     add("--plot", type=image_path, default="results/benchmark.png", help=f"image file of the plot {default}")
     args = parser.parse_args(arguments)
@@ -147,6 +178,14 @@ def main(arguments: list[str] | None = None) -> None:
         by_name = {name: [row for row in rows if row["model"] == name] for name in names}
         exponents = {name: exponent(own) for name, own in by_name.items()}
         print_table([exponents], "exponent of time", "time of one sequence ~ length ** exponent")
+        if args.busy:
+            with busy_processes(args.busy):
+                beside = measure(args)
+            quiet = {(row["length"], row["model"]): row["ms"] for row in rows}
+            for row in beside:
+                row["busy / quiet"] = row["ms"] / quiet[row["length"], row["model"]]
+            title = f"beside {args.busy} busy processes, {sizes}, {args.dtype}"
+            measurement.report(beside, title, args)
         plot(by_name, args.plot)
         print(f"plot: {args.plot}")
         names = [f"{name}, {length}" for length in args.positions for name in ("chunk", "softmax")]

@@ -11,10 +11,17 @@ from fairseq_lrpe.benchmarks import linear_attention
 def test_command(tmp_path, monkeypatch):
     plot = tmp_path / "new" / "b.png"
     monkeypatch.setattr(linear_attention, "TOKENS", 512)
-    sizes = "--lengths 128 512 --positions 4 8 --heads 1 --width 8 --rounds 1 --dtype bfloat16"
+    sizes = "--lengths 128 512 --positions 4 8 --heads 1 --width 8 --rounds 1 --dtype bfloat16 --busy 1"
     done = run_here(linear_attention.main, *sizes.split(), "--plot", plot)
     assert done.returncode == 0, done.stderr
-    for text in ("masked n × n", "bfloat16", "exponent of time", "softmax, 8"):
+    for text in (
+        "masked n × n",
+        "bfloat16",
+        "plain chunks",
+        "exponent of time",
+        "beside 1 busy",
+        "softmax, 8",
+    ):
         assert text in done.stdout
     assert plot.read_bytes().startswith(b"\x89PNG")
 

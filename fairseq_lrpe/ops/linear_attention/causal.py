@@ -18,6 +18,7 @@ Second derivatives and transforms of ``torch.func`` use a loop over chunks with 
 
 import functools
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
 from fairseq_lrpe.ops.precision import no_autocast
+from fairseq_lrpe.ops.threads import run, split
 
 
 def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
@@ -38,8 +40,8 @@ def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | t
     if is_transformed():
         out, kv, k_sum = _plain(args, q, k, v, kv, k_sum, args.log_decay)
     else:
-        parts = _split(q, v, args.log_decay, args.chunk_size, args.dtype)
-        options = parts, args._replace(log_decay=None, state=None)
+        groups = _split(q, v, args.log_decay, args.chunk_size, args.dtype)
+        options = groups, args._replace(log_decay=None, state=None)
         out, kv, k_sum = _ChunkCausal.apply(q, k, v, kv, k_sum, args.log_decay, *options)
     return (out, LinearState(kv, k_sum)) if args.return_state else out
 
@@ -65,30 +67,47 @@ def default_chunk_size(d: int, dv: int) -> int:
     return 64 if d + dv >= 128 else 32  # fastest of 16, 32, .., 256 on a CPU, measured for six widths
 
 
-def _max_part_elements(device):
-    """Returns the number of elements of q processed at once, which fit a CPU core's cache or fill a GPU."""
-    return 2**18 if device.type == "cpu" else 2**24
+def _max_part_elements(device, is_split):
+    """Returns the number of elements of q processed at once, which fit a CPU core's cache or fill a GPU.
+
+    Threads of Python have twice as many, so that they wait for each other less often.
+    """
+    return 2**24 if device.type != "cpu" else 2**19 if is_split else 2**18
 
 
 def _split(q, v, log_decay, chunk_size, dtype):
-    """Splits batch and length into parts: as many full chunks as fit at a time, and the remaining rows."""
-    batch, heads, length, d = q.shape
+    """Splits the batch and the heads into groups, which are processed at the same time.
+
+    Returns the parts of each group, in the order in which they are processed: as many full chunks as fit at a
+    time, and the remaining rows.
+    """
+    length, d = q.shape[2:]
     size = max(1, min(chunk_size or default_chunk_size(d, v.size(-1)), length))
-    weights = None
-    if log_decay is None or log_decay.dim() == 2:
-        if log_decay is not None and log_decay.size(-1) > 1:
-            size = stable_block_size(log_decay, size)
-        weights = {n: _Weights.create(log_decay, n, q.device, dtype) for n in {size, length % size} if n}
-    max_chunks = max(1, _max_part_elements(q.device) // (heads * size * max(d, v.size(-1))))
-    part_batch = max(1, min(batch, max_chunks))
+    if log_decay is not None and log_decay.dim() == 2 and log_decay.size(-1) > 1:
+        size = stable_block_size(log_decay, size)
+    groups, weights, slices = [], None, split(q)
+    max_elements = _max_part_elements(q.device, len(slices) > 1)
+    for sequences, heads in slices:
+        if log_decay is None or log_decay.dim() == 2:
+            decay = log_decay if log_decay is None or len(log_decay) == 1 else log_decay[heads]
+            lengths = {size, length % size} - {0}
+            weights = {n: _Weights.create(decay, n, q.device, dtype) for n in lengths}
+        max_chunks = max(1, max_elements // ((heads.stop - heads.start) * size * max(d, v.size(-1))))
+        groups.append(_parts(sequences, heads, length, size, max_chunks, weights))
+    return groups
+
+
+def _parts(sequences, heads, length, size, max_chunks, weights):
+    """Returns the parts of a group of sequences and heads, which have at most ``max_chunks`` chunks each."""
+    step = max(1, min(sequences.stop - sequences.start, max_chunks))
     parts = []
-    for first in range(0, batch, part_batch):
-        sequences = slice(first, first + part_batch)
+    for first in range(sequences.start, sequences.stop, step):
+        own = slice(first, min(first + step, sequences.stop))
         start = 0
         while start < length:
-            chunks = min(max_chunks // part_batch, (length - start) // size)
+            chunks = min(max_chunks // step, (length - start) // size)
             shape = (chunks, size) if chunks else (1, length - start)
-            parts.append(_Part(sequences, start, *shape, heads, weights and weights[shape[1]]))
+            parts.append(_Part(own, heads, start, *shape, weights and weights[shape[1]]))
             start += shape[0] * shape[1]
     return parts
 
@@ -152,26 +171,31 @@ class _Part:
 
     Attributes:
         sequences: slice of the batch dimension.
+        heads: slice of the heads.
         start: index of the first row.
         chunks: number of consecutive chunks.
         size: rows of each chunk.
-        heads: number of heads H.
         constant_weights: decay weights of each chunk, or None for decays of single positions.
     """
 
     sequences: slice
+    heads: slice
     start: int
     chunks: int
     size: int
-    heads: int
     constant_weights: _Weights | None
 
     def weights(self, log_decay):
         return self.constant_weights or _Weights.of_positions(self.view(log_decay))
 
+    @property
+    def shape(self):
+        """The shape (sequences, H, chunks)."""
+        return -1, self.heads.stop - self.heads.start, self.chunks
+
     def view(self, x):
         """Returns this part of x (B, H, L, d) as a view (sequences, H, chunks, size, d)."""
-        rows = x[self.sequences, :, self.start : self.start + self.chunks * self.size]
+        rows = x[self.sequences, self.heads, self.start : self.start + self.chunks * self.size]
         return rows.unflatten(2, (self.chunks, self.size))
 
     def read(self, x, dtype=None):
@@ -180,13 +204,13 @@ class _Part:
 
     def write(self, x, rows):
         """Writes rows (sequences·H·chunks, size, d) into this part of x (B, H, L, d)."""
-        self.view(x).copy_(rows.unflatten(0, (-1, self.heads, self.chunks)))
+        self.view(x).copy_(rows.unflatten(0, self.shape))
 
     def scale(self, rows, weight):
         """Returns weight ∘ rows; a weight of None means 1."""
         if weight is None:
             return rows
-        return (rows.unflatten(0, (-1, self.heads, self.chunks)) * weight).flatten(0, 2)
+        return (rows.unflatten(0, self.shape) * weight).flatten(0, 2)
 
     def add_product(self, total, a, b, weight):
         """Returns ``total`` + weight ∘ (a b), computed in place."""
@@ -209,7 +233,7 @@ class _Part:
 
     def weight_pairs_(self, scores, mask):
         """Multiplies the scores inside chunks by M in place."""
-        scores.unflatten(0, (-1, self.heads, self.chunks)).mul_(mask)
+        scores.unflatten(0, self.shape).mul_(mask)
         return scores
 
     def scan(self, total, updates, decay, backwards=False):
@@ -224,8 +248,8 @@ class _Part:
         Returns:
             The totals before each chunk's update (sequences·H·chunks, d, dv).
         """
-        total = total[self.sequences]
-        updates = updates.unflatten(0, (-1, self.heads, self.chunks))
+        total = total[self.sequences, self.heads]
+        updates = updates.unflatten(0, self.shape)
         totals = torch.empty_like(updates)
         # One addition per chunk is faster than cumsum, which reads and writes element by element.
         steps = [totals.unbind(2), updates.unbind(2)]
@@ -253,32 +277,33 @@ class _ChunkCausal(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, kv, k_sum, log_decay, parts, args):
+    def forward(ctx, q, k, v, kv, k_sum, log_decay, groups, args):
         dtype, normalize, eps = args.dtype, args.normalize, args.eps
         needs_k_sum = normalize or args.return_state
         first_kv, first_k_sum, kv, k_sum = kv, k_sum, kv.clone(), k_sum.clone()
         totals = k_sum.unsqueeze(2)  # a view
         out = torch.empty_like(v, dtype=dtype)
         denominator = kv.new_empty(*q.shape[:3], 1) if normalize else None
-        states, needs_grad = [], any(ctx.needs_input_grad)
+        needs_grad = any(ctx.needs_input_grad)
 
-        for part in parts:
+        def process(part):
             w = part.weights(log_decay)
             qs, ks, vs = (part.read(x, dtype) for x in (q, k, v))
             q_state, k_state = part.scale(qs, w.q_state), part.scale(ks, w.k_state)
             scores = part.scores(qs, ks, w.products)
             past_kv = part.scan(kv, torch.bmm(k_state.mT, vs), w.state)
             past_k = part.scan(totals, k_state.sum(1, keepdim=True), w.state) if needs_k_sum else None
-            if needs_grad:
-                states += past_kv, past_k
             o = torch.bmm(scores, vs).baddbmm_(q_state, past_kv)
             if normalize:
                 sums = scores.sum(-1, keepdim=True) + (q_state * past_k).sum(-1, keepdim=True)
                 part.write(denominator, sums)
                 o /= sums.clamp(min=eps)
             part.write(out, o)
+            return (past_kv, past_k) if needs_grad else None
 
-        ctx.parts, ctx.args, ctx.needs_k_sum = parts, args, needs_k_sum
+        states = run(lambda parts: [process(part) for part in parts], groups)
+        states = chain.from_iterable(chain.from_iterable(states)) if needs_grad else ()
+        ctx.groups, ctx.args, ctx.needs_k_sum = groups, args, needs_k_sum
         sums = first_kv, first_k_sum, kv, k_sum
         ctx.save_for_backward(q, k, v, log_decay, out, denominator, *sums, *states)
         return out, kv, k_sum
@@ -301,8 +326,8 @@ class _ChunkCausal(torch.autograd.Function):
         g_v, g_kv, g_k_sum = torch.empty_like(v), g_last_kv.clone(), g_last_k_sum.clone()
         g_totals = g_k_sum.unsqueeze(2)  # a view
 
-        for part in reversed(ctx.parts):
-            past_k, past_kv, w = states.pop(), states.pop(), part.weights(log_decay)
+        def process(part, past_kv, past_k):
+            w = part.weights(log_decay)
             qs, ks, vs, g_o = (part.read(x, dtype) for x in (q, k, v, g_out))
             q_state, k_state = part.scale(qs, w.q_state), part.scale(ks, w.k_state)
             if normalize:
@@ -325,6 +350,10 @@ class _ChunkCausal(torch.autograd.Function):
             part.write(g_q, g_qs)
             part.write(g_k, g_ks)
             part.write(g_v, torch.bmm(scores.mT, g_o).baddbmm_(k_state, g_next_kv))
+
+        states = iter(states)
+        groups = [[(part, next(states), next(states)) for part in parts] for parts in ctx.groups]
+        run(lambda parts: [process(*part) for part in reversed(parts)], groups)
 
         g_log_decay = None
         if ctx.needs_input_grad[5]:

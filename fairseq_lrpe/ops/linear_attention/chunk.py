@@ -1,11 +1,15 @@
 """Linear attention in O(L) time with plain torch; causal attention is computed in chunks."""
 
+import functools
+
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.ops.autograd import is_transformed
+from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
 from fairseq_lrpe.ops.linear_attention.causal import chunk_causal
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
+from fairseq_lrpe.ops.precision import no_autocast
+from fairseq_lrpe.ops.threads import run, split
 
 
 def chunk(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
@@ -13,40 +17,99 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Te
     if args.causal and q.size(-2) > 1:
         return chunk_causal(q, k, v, args)
     # Bidirectional, or at most one query: all queries see all keys.
-    state = update_state(args.state, k.to(args.dtype), v.to(args.dtype), args.log_decay)
-    # torch multiplies the many small matrices of a decoding step far slower with four dimensions than three.
-    kv, k_sum, q_rows = (x.flatten(0, 1) for x in (*state, q.to(args.dtype)))
-    out = q_rows @ kv
-    if args.normalize:
-        sums = q_rows @ k_sum[..., None]
-        if out.requires_grad and not is_transformed():
-            out = _Divide.apply(out, sums, args.eps, q.shape[:2])
-            return (out, state) if args.return_state else out
-        out = out / sums.clamp(min=args.eps)
-    out = out.unflatten(0, q.shape[:2])
+    q, k, v = (x.to(args.dtype) for x in (q, k, v))
+    if args.causal or is_transformed():
+        state = update_state(args.state, k, v, args.log_decay)
+        out = _attend(q, *state, args)
+    else:
+        kv, k_sum = args.state or (None, None)
+        out, *state = _Bidirectional.apply(q, k, v, kv, k_sum, args._replace(state=None))
+        state = LinearState(*state)
     return (out, state) if args.return_state else out
 
 
-class _Divide(torch.autograd.Function):
-    """Divides ``out`` (B·H, L, dv) by max(``sums`` (B·H, L, 1), eps), and returns (B, H, L, dv).
+def _attend(q, kv, k_sum, args):
+    """Returns the output of queries that see all keys."""
+    # torch multiplies the many small matrices of a decoding step far slower with four dimensions than three.
+    rows = q.flatten(0, 1)
+    out = rows @ kv.flatten(0, 1)
+    if args.normalize:
+        out = out / (rows @ k_sum.flatten(0, 1)[..., None]).clamp(min=args.eps)
+    return out.unflatten(0, q.shape[:2])
 
-    For the backward pass it saves the quotient, which the next layer saves anyway, instead of the dividend.
-    The memory layout of the result is (L, B, H, dv), so that merging the heads into (L, B, H·dv) needs no
-    copy.
+
+def _plain(args, q, k, v, kv, k_sum):
+    """Computes the output and the state in differentiable operations."""
+    state = update_state(None if kv is None else LinearState(kv, k_sum), k, v, None)
+    return _attend(q, *state, args), *state
+
+
+class _Bidirectional(torch.autograd.Function):
+    """Autograd function of bidirectional attention, which processes groups of heads at the same time.
+
+    Inputs are q and k (B, H, L, d), v (B, H, L, dv), and the state (B, H, d, dv) and (B, H, d), or None.
+    Results are the output and the new state. For the backward pass it saves the output, which the next layer
+    saves anyway, instead of the dividend. The memory layout of the output is (L, B, H, dv), so that merging
+    the heads into (L, B, H·dv) needs no copy.
     """
 
     @staticmethod
-    def forward(ctx, out, sums, eps, batch_and_heads):
-        rows, divisors = out.unflatten(0, batch_and_heads), sums.clamp(min=eps).unflatten(0, batch_and_heads)
-        quotient = rows.new_empty([rows.size(i) for i in (2, 0, 1, 3)]).permute(1, 2, 0, 3)
-        torch.div(rows, divisors, out=quotient)
-        ctx.save_for_backward(quotient, sums)
-        ctx.eps = eps
-        return quotient
+    def forward(ctx, q, k, v, kv, k_sum, args):
+        (batch, heads, length, d), dv = q.shape, v.size(-1)
+        first = None if kv is None else LinearState(kv, k_sum)
+        kv, k_sum = q.new_empty(batch, heads, d, dv), q.new_empty(batch, heads, d)
+        out = q.new_empty(length, batch, heads, dv).permute(1, 2, 0, 3)
+        sums = q.new_empty(batch, heads, length, 1) if args.normalize else None
+
+        def process(part):
+            own = update_state(first and LinearState(*(x[part] for x in first)), k[part], v[part], None)
+            kv[part], k_sum[part] = own
+            rows, shape = q[part].flatten(0, 1), own.kv.shape[:2]
+            dividend = (rows @ own.kv.flatten(0, 1)).unflatten(0, shape)
+            if args.normalize:
+                sums[part] = (rows @ own.k_sum.flatten(0, 1)[..., None]).unflatten(0, shape)
+                torch.div(dividend, sums[part].clamp(min=args.eps), out=out[part])
+            else:
+                out[part] = dividend
+
+        ctx.parts, ctx.args = split(q), args
+        run(process, ctx.parts)
+        saved = (out, sums) if args.normalize else (None, None)
+        ctx.save_for_backward(q, k, v, kv, k_sum, *(first or (None, None)), *saved)
+        return out, kv, k_sum
 
     @staticmethod
-    def backward(ctx, g):
-        quotient, sums = ctx.saved_tensors
-        g = g.reshape(len(sums), *g.shape[2:]) / sums.clamp(min=ctx.eps)
-        g_sums = -(g * quotient.flatten(0, 1)).sum(-1, keepdim=True) * (sums >= ctx.eps)
-        return g, g_sums, None, None
+    def backward(ctx, *gradients):
+        with no_autocast(gradients[0].device):  # callers may run it under autocast
+            if not needs_plain_backward():
+                return _Bidirectional._backward(ctx, *gradients)
+            q, k, v, _, _, *first, _, _ = ctx.saved_tensors
+            plain = functools.partial(_plain, ctx.args)
+            return *plain_gradients(plain, (q, k, v, *first), gradients), None
+
+    @staticmethod
+    def _backward(ctx, g_out, g_last_kv, g_last_k_sum):
+        q, k, v, kv, k_sum, _, _, out, sums = ctx.saved_tensors
+        g_q, g_k, g_v, g_kv, g_k_sum = map(torch.empty_like, (q, k, v, kv, k_sum))
+
+        def process(part):
+            shape = kv[part].shape[:2]
+            qs, ks, vs, g, own_kv = (x[part].flatten(0, 1) for x in (q, k, v, g_out, kv))
+            g_own_kv, g_sum = g_last_kv[part].flatten(0, 1), g_last_k_sum[part].flatten(0, 1)[:, None]
+            if ctx.args.normalize:
+                own_sums = sums[part].flatten(0, 1)
+                g = g / own_sums.clamp(min=ctx.args.eps)
+                g_sums = -(g * out[part].flatten(0, 1)).sum(-1, keepdim=True) * (own_sums >= ctx.args.eps)
+                g_sum = torch.baddbmm(g_sum, g_sums.mT, qs)
+            g_own_kv = torch.baddbmm(g_own_kv, qs.mT, g)
+            g_qs = g @ own_kv.mT
+            if ctx.args.normalize:
+                g_qs.addcmul_(g_sums, k_sum[part].flatten(0, 1)[:, None])
+            g_q[part] = g_qs.unflatten(0, shape)
+            g_k[part] = torch.baddbmm(g_sum, vs, g_own_kv.mT).unflatten(0, shape)
+            g_v[part] = (ks @ g_own_kv).unflatten(0, shape)
+            g_kv[part], g_k_sum[part] = g_own_kv.unflatten(0, shape), g_sum.squeeze(1).unflatten(0, shape)
+
+        run(process, ctx.parts)
+        g_first = (g_kv, g_k_sum) if ctx.needs_input_grad[3] else (None, None)
+        return g_q, g_k, g_v, *g_first, None

@@ -37,7 +37,7 @@ def test_chunk_matches_reference(data):
     size = data.draw(st.sampled_from([None, 1, 7, 16, 64]), "chunk size")
     # Elements processed at once: one chunk of one sequence, some chunks, or all.
     elements = data.draw(st.sampled_from([1, 500, 2000, 2**18]), "elements")
-    with patch(MAX_PART_ELEMENTS, lambda device: elements):
+    with patch(MAX_PART_ELEMENTS, lambda *_: elements):
         actual = results(inputs, backend="chunk", chunk_size=size, **options)
     assert_same(actual, results(inputs, backend="reference", **options))
 
