@@ -14,7 +14,9 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 def no_autocast(device: torch.device) -> AbstractContextManager:
     """Disables autocast, which would compute in half precision; meta tensors do not have it."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 class Float32Parameters(nn.Module):
