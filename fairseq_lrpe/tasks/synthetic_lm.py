@@ -12,6 +12,7 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
 from fairseq_lrpe.config import flag
+from fairseq_lrpe.tasks.answer_problems import AnswerProblem
 from fairseq_lrpe.tasks.datasets import SequenceDataset
 from fairseq_lrpe.tasks.synthetic_problems import PROBLEMS, build_problem
 from fairseq_lrpe.utils.cli import exit_on_error, min_int
@@ -31,6 +32,9 @@ class SyntheticLMConfig(FairseqDataclass):
     first: int = flag(48, "search: number of random letters at the start")
     copied: int = flag(48, "search: number of letters per copy")
     between: int = flag(4, "search: number of random letters after each copy")
+    num_items: int = flag(16, "mqar: maximum number of pairs; copy, reverse, sort, sum, parity: of items")
+    min_items: int = flag(1, "minimum number of pairs or items; the number is random")
+    vocab_size: int = flag(256, "mqar: number of keys and values; copy, reverse, sort: of different items")
     seed: int = II("common.seed")
     # fairseq's language models read the following flags of their task.
     add_bos_token: bool = flag(False, "not used")
@@ -54,10 +58,28 @@ class GeneratedDataset(SequenceDataset):
 
     def text(self, index: int) -> str:
         """Returns the sequence with this index; all characters except the first are predicted."""
-        return self.task.problem.text(Random(f"{self.source} {self.epoch} {index}"), self.length + 1)
+        return self.task.problem.text(self.random(index), self.length + 1)
+
+    def random(self, index: int) -> Random:
+        return Random(f"{self.source} {self.epoch} {index}")
 
     def __getitem__(self, index):
-        return index, self.task.encode(self.text(int(index)))
+        if not isinstance(self.task.problem, AnswerProblem):
+            return index, self.task.encode(self.text(int(index)))
+        symbols, answers = self.task.problem.sequence(self.random(int(index)), self.length)
+        target = torch.full((self.length + 1,), self.task.dictionary.pad())  # which criteria ignore
+        tokens, answers = torch.as_tensor(symbols) + self.task.dictionary.nspecial, torch.as_tensor(answers)
+        target[answers] = tokens[answers]
+        return index, torch.stack([tokens, target])
+
+    def collater(self, samples):
+        """Returns a batch; where only answers are predicted, the other targets are padding."""
+        if not samples or not isinstance(self.task.problem, AnswerProblem):
+            return super().collater(samples)
+        batch = super().collater([(index, pair[0]) for index, pair in samples])
+        batch["target"] = torch.stack([pair[1, 1:] for _, pair in samples])
+        batch["ntokens"] = int(batch["target"].ne(self.task.dictionary.pad()).sum())
+        return batch
 
     def __len__(self):
         return self.count
@@ -75,6 +97,9 @@ class SyntheticLMTask(FairseqTask):
         self.token_of = torch.zeros(128, dtype=torch.long)  # {character code: token}
         for character in self.problem.characters:
             self.token_of[ord(character)] = self.dictionary.add_symbol(character)
+        if isinstance(self.problem, AnswerProblem):
+            for symbol in self.problem.symbols:
+                self.dictionary.add_symbol(symbol)
 
     def encode(self, text: str) -> torch.Tensor:
         return self.token_of[torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8).long()]
@@ -113,4 +138,8 @@ def main(arguments: list[str] | None = None) -> None:
         task = SyntheticLMTask(SyntheticLMConfig(**args))
         task.load_dataset("train")
         for index in range(count):
-            print(task.datasets["train"].text(index))
+            if isinstance(task.problem, AnswerProblem):
+                tokens, _ = task.datasets["train"][index][1].tolist()
+                print(*(task.dictionary[token] for token in tokens))
+            else:
+                print(task.datasets["train"].text(index))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from random import Random
 from string import ascii_lowercase, digits
 
+from fairseq_lrpe.tasks.answer_problems import ANSWER_PROBLEMS, MQAR, AnswerProblem
 from fairseq_lrpe.utils.errors import UserError
 
 
@@ -132,27 +133,41 @@ class Search:
         return nats / (len(text) - 1)
 
 
-PROBLEMS = {"addition": Addition, "index": Index, "search": Search}
+PROBLEMS = {"addition": Addition, "index": Index, "search": Search, **ANSWER_PROBLEMS}
 
 
-def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Search:
+def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Search | AnswerProblem:
     """Returns the problem with a name, and with the sizes that are attributes of ``sizes``.
 
     Raises:
-        UserError: for an unknown name, for sizes below 1, or if ``length`` is below ``min_length``, that of
-            the longest question and answer, or of a text with one copy.
+        UserError: for an unknown name, for sizes below 1 or that contradict each other, or if ``length`` is
+            below ``min_length``, that of the longest question and answer, or of a text with one copy.
     """
     if name not in PROBLEMS:
         raise UserError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
     own = {field.name: getattr(sizes, field.name, field.default) for field in fields(PROBLEMS[name])}
     for size, value in own.items():
         if value < 1:
-            raise UserError(f"--{size} must be at least 1, not {value}")
+            raise UserError(f"--{size.replace('_', '-')} must be at least 1, not {value}")
     if name == "search" and own["copied"] > own["first"]:
         raise UserError(f"--copied {own['copied']} must not exceed --first {own['first']}")
     problem = PROBLEMS[name](**own)
+    if isinstance(problem, AnswerProblem) and problem.min_items > problem.num_items:
+        raise UserError(f"--min-items {problem.min_items} must not exceed --num-items {problem.num_items}")
+    if isinstance(problem, MQAR):
+        check_mqar(problem)
     if length < problem.min_length:
         shown = f"{name} with {', '.join(f'{size} {value}' for size, value in own.items())}"
         remedy = f"pass at least {problem.min_length}"
         raise UserError(f"--tokens-per-sample {length} is too short for {shown}: {remedy}")
     return problem
+
+
+def check_mqar(problem: MQAR) -> None:
+    if any(size & (size - 1) for size in (problem.num_items, problem.min_items)):
+        raise UserError("--num-items and --min-items of mqar must be powers of two")
+    if problem.vocab_size < 2 * problem.num_items + 2:
+        least = 2 * problem.num_items + 2
+        raise UserError(
+            f"--vocab-size must be at least {least} for {problem.num_items} different keys and values"
+        )

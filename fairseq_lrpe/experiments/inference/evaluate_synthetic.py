@@ -3,6 +3,12 @@
 The file has {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question", "right", "given"}]}:
 the number of correct results and of problems, and the percentage of correct characters in answers with
 teacher forcing. Search has no questions: its file has {"measured": {"floor"}}, the lowest possible loss.
+
+The file of a problem in which only answers are predicted has {"measured": {"nats", "accuracy", "exact"}}:
+the loss per answer token, and the percentages of correct answer tokens and of sequences without errors. Its
+sizes may differ from those of the training, as in
+
+  lrpe evaluate-synthetic checkpoint_last.pt recall.json num_items=64 min_items=64 tokens_per_sample=512
 """
 
 import json
@@ -10,13 +16,19 @@ from random import Random
 from statistics import fmean
 
 import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
 
 from fairseq_lrpe.experiments.inference.load import find, load_model
+from fairseq_lrpe.tasks.answer_problems import AnswerProblem
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
 from fairseq_lrpe.utils.files import write_atomic
 
 PROBLEMS = 128
 """Number of problems, as in the paper; all models get the same problems."""
+SEQUENCES = 512
+"""Number of sequences of problems in which only answers are predicted."""
+BATCH_TOKENS = 2**13
 
 
 @torch.no_grad()
@@ -57,9 +69,33 @@ def accuracy(model, questions: list[torch.Tensor], answers: list[torch.Tensor]) 
     return 100 * correct / total
 
 
+@torch.no_grad()
+def answer_metrics(model, task) -> dict[str, float]:
+    """Returns the metrics of a problem in which only answers are predicted, with teacher forcing.
+
+    All answer tokens of a sequence are correct with teacher forcing if and only if they are when generated.
+    """
+    device, pad = next(model.parameters()).device, task.dictionary.pad()
+    task.load_dataset("test")
+    data, size = task.dataset("test"), max(1, BATCH_TOKENS // task.cfg.tokens_per_sample)
+    losses, correct, exact = [], [], []
+    for start in range(0, SEQUENCES, size):
+        batch = data.collater([data[i] for i in range(start, min(start + size, SEQUENCES))])
+        target = batch["target"].to(device)
+        scores, is_answer = model(batch["net_input"]["src_tokens"].to(device))[0].float(), target.ne(pad)
+        losses.append(F.cross_entropy(scores[is_answer], target[is_answer], reduction="none"))
+        is_right = scores.argmax(-1).eq(target)
+        correct.append(is_right[is_answer])
+        exact.append((is_right | ~is_answer).all(-1))
+    nats, accuracy, exact = (torch.cat(parts).double().mean().item() for parts in (losses, correct, exact))
+    return {"nats": nats, "accuracy": 100 * accuracy, "exact": 100 * exact}
+
+
 def evaluate(model, task) -> dict:
     """Returns the content of the file that this program writes."""
     problem, length = task.problem, task.cfg.tokens_per_sample
+    if isinstance(problem, AnswerProblem):
+        return {"measured": answer_metrics(model, task)}
     if not hasattr(problem, "problem"):
         task.load_dataset("test")
         test = task.dataset("test")
@@ -81,14 +117,23 @@ def evaluate(model, task) -> dict:
     return {"measured": measured, "answers": rows}
 
 
+def size(text: str) -> tuple[str, int]:
+    """Converts an argument SIZE=N."""
+    name, _, number = text.partition("=")
+    return name, int(number)
+
+
 def main(arguments: list[str] | None = None) -> None:
-    parser = new_parser("lrpe evaluate-synthetic", __doc__, "CHECKPOINT OUT [--cpu]")
+    parser = new_parser("lrpe evaluate-synthetic", __doc__, "CHECKPOINT OUT [SIZE=N ...] [--cpu]")
     parser.add_argument("checkpoint", type=path_arg, help="model of the task synthetic_lm")
     parser.add_argument("out", type=path_arg, help="the JSON file to write")
+    text = "size of the problem, or tokens_per_sample, in place of that in training"
+    parser.add_argument("sizes", nargs="*", type=size, default=[], metavar="SIZE=N", help=text)
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate-synthetic"):
         checkpoint, _ = find(args.checkpoint, ["synthetic_lm"])
         trained = load_model(checkpoint, cpu=args.cpu)
-        found = evaluate(trained.model, trained.task)
+        task = type(trained.task)(OmegaConf.merge(trained.task.cfg, dict(args.sizes)))
+        found = evaluate(trained.model, task)
         write_atomic(args.out, json.dumps(found, indent=1) + "\n")

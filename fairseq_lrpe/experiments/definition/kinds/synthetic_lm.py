@@ -1,44 +1,75 @@
-"""RoPER's algorithmic tasks: language models trained on problems that are generated on the fly."""
+"""Synthetic tasks: language models trained on problems that are generated on the fly."""
 
 import json
 import math
 from types import SimpleNamespace
 
-from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, TrainingSettings
+from pydantic import PositiveInt
+
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Evaluation, Kind, TrainingSettings
+from fairseq_lrpe.tasks.answer_problems import AnswerProblem
 from fairseq_lrpe.tasks.synthetic_problems import build_problem
+from fairseq_lrpe.utils.errors import UserError
+
+
+class SyntheticEvaluation(Evaluation):
+    # Sizes in place of those in training, for problems in which only answers are predicted.
+    num_items: PositiveInt | None = None
+    min_items: PositiveInt | None = None
+    tokens_per_sample: PositiveInt | None = None
 
 
 class SyntheticSettings(TrainingSettings):
     data: str = ""  # the problems are generated during training
+    evaluations: dict[str, SyntheticEvaluation | None] = {}
 
 
 class SyntheticLM(Kind):
     """Trains language models with the task ``synthetic_lm`` and evaluates their answers to problems.
 
-    ``nats`` is the loss per character, ``correct`` is the number of correct results among 128 problems,
-    ``accuracy`` is the percentage of correct characters in answers with teacher forcing, and ``floor`` is the
-    lowest possible loss of the problem Search.
+    ``nats`` is the loss per predicted token, ``correct`` is the number of correct results among 128 problems,
+    ``accuracy`` is the percentage of correct tokens in answers with teacher forcing, ``exact`` that of
+    correct answers, and ``floor`` is the lowest possible loss of the problem Search.
     """
 
     settings = SyntheticSettings
     task = "synthetic_lm"
     family = "lm"
-    metrics = {"nats": "lower", "correct": "higher", "accuracy": "higher", "floor": "lower"}
+    metrics = {"nats": "lower", "correct": "higher", "accuracy": "higher"}
+    metrics |= {"exact": "higher", "floor": "lower"}
     decimals = {**Kind.decimals, "floor": 4}
     curve = Curve(
-        "valid_loss", "validation loss in nats per character", factor=math.log(2), decimals=4, show_all=True
+        "valid_loss", "validation loss in nats per token", factor=math.log(2), decimals=4, show_all=True
     )
 
     def check(self, cfg):
         flags = {key: value for key, value in cfg.train.items() if value is not None}
-        build_problem(flags["problem"], SimpleNamespace(**flags), flags["tokens_per_sample"])
+        for settings in ({}, *self.evaluations(cfg).values()):
+            sizes = flags | {key: value for key, value in settings.items() if value is not None}
+            problem = build_problem(flags["problem"], SimpleNamespace(**sizes), sizes["tokens_per_sample"])
+            if sizes != flags | {"split": settings.get("split")} and not isinstance(problem, AnswerProblem):
+                raise UserError(
+                    f"evaluations of {flags['problem']} have the sizes of its training: omit sizes"
+                )
 
     def evaluate(self, job, name):
-        measured = {"nats": math.log(2) * float(self.validate(job, name)["loss"])}
+        settings = self.evaluations(job.cfg)[name]
         out = job.folder / f"problems-{name}.json"
-        program = ["python", "-m", "fairseq_lrpe", "evaluate-synthetic", str(job.checkpoint), str(out)]
+        sizes = [f"{key}={value}" for key, value in settings.items() if key != "split" and value is not None]
+        program = [
+            "python",
+            "-m",
+            "fairseq_lrpe",
+            "evaluate-synthetic",
+            str(job.checkpoint),
+            str(out),
+            *sizes,
+        ]
         job.call([*program, *["--cpu"] * job.cpu], f"{name}-problems")
-        return measured | json.loads(out.read_text())["measured"]
+        measured = json.loads(out.read_text())["measured"]
+        if "nats" not in measured:
+            measured["nats"] = math.log(2) * float(self.validate(job, name)["loss"])
+        return measured
 
 
 KIND = SyntheticLM()

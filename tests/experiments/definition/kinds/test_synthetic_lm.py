@@ -49,6 +49,15 @@ def test_search_has_a_floor(tmp_path):
     assert 0.3 < measured["floor"] < math.log(5) < measured["nats"] < 3
 
 
+def test_answers_are_evaluated_with_other_sizes(tmp_path):
+    changes = ["train.num_items=4", "train.tokens_per_sample=24", "train.max_target_positions=64"]
+    changes += ["evaluations={test: {split: test, num_items: 8, min_items: 8, tokens_per_sample: 40}}"]
+    _, measured = run(tmp_path, "synthetic_lm/mqar_mini", "linear", "rope", *changes)
+    assert measured.keys() == {"settings", "nats", "accuracy", "exact"}
+    assert measured["settings"]["num_items"] == 8
+    assert measured["nats"] == pytest.approx(math.log(260), rel=0.3) and measured["accuracy"] < 10
+
+
 def start_and_kill(words, results, updates, victims):
     command = [sys.executable, "-m", "fairseq_lrpe", "train", *words, "--results", str(results)]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

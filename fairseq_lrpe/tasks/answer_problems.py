@@ -1,0 +1,151 @@
+"""Synthetic problems in which only the answers are predicted: associative recall, and lists of items.
+
+``MQAR`` is multi-query associative recall (Arora et al. 2023, "Zoology"); the distribution of the queries is
+that of its public code (HazyResearch/zoology, zoology/data/multiquery_ar.py). The other problems are those of
+Kazemnejad et al. 2023 (Table 1) that need no text: their symbols are tokens here, not words of a prompt.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+POWER = 0.01
+"""Exponent a of the power law of MQAR: the probability of a distance n is proportional to n^(a − 1)."""
+
+
+@dataclass(frozen=True)
+class AnswerProblem:
+    """Base class of problems with ``min_items`` to ``num_items`` items, whose number is random.
+
+    A sequence is a list of indices into ``symbols``; ``answers`` are the positions of the tokens that are
+    predicted.
+    """
+
+    characters = ""  # the symbols are not characters of a text
+
+    num_items: int = 16
+    min_items: int = 1
+    vocab_size: int = 256
+
+    @property
+    def symbols(self) -> list[str]:
+        raise NotImplementedError
+
+    def sequence(self, random: Random, length: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Returns ``length`` + 1 random symbols, and the positions of the answers."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MQAR(AnswerProblem):
+    """Multi-query associative recall: pairs of a key and a value, then each key once more, before its value.
+
+    The number of pairs N is uniform among the powers of two from ``min_items`` to ``num_items``. The keys
+    are different symbols of the first half of the vocabulary without symbol 0, the values of the second half.
+    After the 2N symbols of the pairs, the key of query n is at the even offset 2g_n, where the g_n are drawn
+    without replacement by a power law, which prefers short distances; the value follows it and is the answer.
+    All other symbols are random.
+    """
+
+    @property
+    def symbols(self):
+        return list(map(str, range(self.vocab_size)))
+
+    @property
+    def min_length(self):
+        return 4 * self.num_items
+
+    def sequence(self, random, length):
+        rng, half = np.random.default_rng(random.getrandbits(64)), self.vocab_size // 2
+        pairs = 2 ** random.randint(math.ceil(math.log2(self.min_items)), int(math.log2(self.num_items)))
+        tokens = rng.integers(self.vocab_size, size=length + 1)
+        keys, values = (rng.choice(half - first, pairs, replace=False) + first for first in (1, 0))
+        values += half
+        tokens[: 2 * pairs : 2], tokens[1 : 2 * pairs : 2] = keys, values
+        law = np.arange(1.0, (length - 2 * pairs) // 2 + 1) ** (POWER - 1)
+        queries = 2 * pairs + 2 * rng.choice(len(law), pairs, replace=False, p=law / law.sum())
+        tokens[queries], tokens[queries + 1] = keys, values
+        return tokens, queries + 1
+
+
+@dataclass(frozen=True)
+class ListProblem(AnswerProblem):
+    """Base class of problems on a list of random items: ``> x_1 .. x_n = answer #``, followed by ``#``.
+
+    The number of items is uniform in ``min_items``..``num_items``.
+    """
+
+    @property
+    def num_types(self) -> int:
+        """Number of different items."""
+        return self.vocab_size
+
+    @property
+    def symbols(self):
+        return [*map(str, range(self.num_types)), ">", "=", "#"]
+
+    @property
+    def min_length(self):
+        return 2 * self.num_items + 2
+
+    def answer(self, items: list[int]) -> list[int]:
+        raise NotImplementedError
+
+    def sequence(self, random, length):
+        start, equals, end = range(self.num_types, self.num_types + 3)
+        items = [
+            random.randrange(self.num_types) for _ in range(random.randint(self.min_items, self.num_items))
+        ]
+        question, answer = [start, *items, equals], [*self.answer(items), end]
+        filler = [end] * (length + 1 - len(question) - len(answer))
+        return [*question, *answer, *filler], range(len(question), len(question) + len(answer))
+
+
+@dataclass(frozen=True)
+class Copy(ListProblem):
+    """The items in the same order."""
+
+    def answer(self, items):
+        return items
+
+
+@dataclass(frozen=True)
+class Reverse(ListProblem):
+    """The items in reverse order."""
+
+    def answer(self, items):
+        return items[::-1]
+
+
+@dataclass(frozen=True)
+class Sort(ListProblem):
+    """The items in ascending order."""
+
+    def answer(self, items):
+        return sorted(items)
+
+
+@dataclass(frozen=True)
+class Sum(ListProblem):
+    """The sum of digits modulo 10."""
+
+    num_types = 10
+
+    def answer(self, items):
+        return [sum(items) % 10]
+
+
+@dataclass(frozen=True)
+class Parity(ListProblem):
+    """Whether the number of ones among zeros and ones is odd."""
+
+    num_types = 2
+
+    def answer(self, items):
+        return [sum(items) % 2]
+
+
+ANSWER_PROBLEMS = {cls.__name__.lower(): cls for cls in (MQAR, Copy, Reverse, Sort, Sum, Parity)}

@@ -1,0 +1,131 @@
+"""Problems in which only answers are predicted: their sequences, batches and metrics."""
+
+from random import Random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq_lrpe.experiments.inference import evaluate_synthetic
+from fairseq_lrpe.tasks.answer_problems import ANSWER_PROBLEMS, MQAR, POWER
+from fairseq_lrpe.tasks.synthetic_lm import SyntheticLMConfig, SyntheticLMTask
+from fairseq_lrpe.tasks.synthetic_problems import build_problem
+from fairseq_lrpe.utils.errors import UserError
+
+
+@pytest.mark.parametrize("length", [32, 33, 64])
+def test_recall_asks_for_each_key_once(length):
+    problem, counts = MQAR(num_items=8, min_items=2, vocab_size=40), set()
+    for seed in range(200):
+        tokens, answers = problem.sequence(Random(seed), length)
+        pairs = len(answers)
+        counts.add(pairs)
+        keys, values = tokens[: 2 * pairs : 2].tolist(), tokens[1 : 2 * pairs : 2].tolist()
+        assert len(tokens) == length + 1 and len(set(keys)) == len(set(values)) == pairs
+        assert set(keys) <= set(range(1, 20)) and set(values) <= set(range(20, 40))
+        assert {*zip(tokens[answers - 1].tolist(), tokens[answers].tolist(), strict=True)} == {
+            *zip(keys, values, strict=True)
+        }
+        assert min(answers) > 2 * pairs and ((answers - 1) % 2 == 0).all()
+    assert counts == {2, 4, 8}
+
+
+def test_distances_of_recall_follow_the_power_law():
+    problem, length = MQAR(num_items=1, vocab_size=8), 22  # ten possible queries
+    found = [int(problem.sequence(Random(seed), length)[1][0] - 3) // 2 for seed in range(20_000)]
+    law = np.arange(1.0, 11) ** (POWER - 1)
+    frequencies = np.bincount(found, minlength=10) / len(found)
+    np.testing.assert_allclose(frequencies, law / law.sum(), atol=0.012)
+
+
+@pytest.mark.parametrize("name, items, answer", [
+    ("copy", [3, 1, 2], [3, 1, 2]),
+    ("reverse", [3, 1, 2], [2, 1, 3]),
+    ("sort", [3, 1, 3, 2], [1, 2, 3, 3]),
+    ("sum", [9, 8, 5], [2]),
+    ("parity", [1, 0, 1, 1], [1]),
+    ("parity", [1, 0, 1], [0]),
+])  # fmt: skip
+def test_answers_of_lists(name, items, answer):
+    assert ANSWER_PROBLEMS[name]().answer(items) == answer
+
+
+@pytest.mark.parametrize("name", ["copy", "reverse", "sort", "sum", "parity"])
+def test_sequences_of_lists(name):
+    problem = ANSWER_PROBLEMS[name](num_items=5, min_items=3, vocab_size=7)
+    sizes, symbols = set(), problem.symbols
+    for seed in range(100):
+        tokens, answers = problem.sequence(Random(seed), 20)
+        words = [symbols[token] for token in tokens]
+        question, rest = " ".join(words).split(" = ")
+        items = question.removeprefix("> ").split()
+        sizes.add(len(items))
+        expected = [*map(str, problem.answer([*map(int, items)])), "#"]
+        assert [words[i] for i in answers] == expected == rest.split()[: len(expected)]
+        assert set(rest.split()[len(expected) :]) == {"#"} and len(tokens) == 21
+    assert sizes == {3, 4, 5}
+
+
+def task_of(**flags):
+    small = {"problem": "mqar", "num_items": 4, "vocab_size": 16, "tokens_per_sample": 24, "seed": 1}
+    return SyntheticLMTask(SyntheticLMConfig(**{**small, **flags}))
+
+
+@pytest.mark.parametrize("problem", ["mqar", "copy"])
+def test_only_answers_are_targets(problem):
+    task = task_of(problem=problem)
+    task.load_dataset("train")
+    data, pad = task.dataset("train"), task.dictionary.pad()
+    batch = data.collater([data[i] for i in range(8)])
+    for row in range(8):
+        tokens, answers = task.problem.sequence(data.random(row), 24)
+        expected = torch.full((25,), pad)
+        for i in answers:
+            expected[i] = int(tokens[i]) + task.dictionary.nspecial
+        assert torch.equal(batch["target"][row], expected[1:])
+        assert (batch["net_input"]["src_tokens"][row] - task.dictionary.nspecial).tolist() == list(tokens)[
+            :-1
+        ]
+    assert (
+        batch["ntokens"] == batch["target"].ne(pad).sum()
+        and not batch["net_input"]["src_tokens"].eq(pad).any()
+    )
+
+
+class Perfect(torch.nn.Module):
+    """Predicts the answers of a task's test sequences; ``wrong`` replaces the answers of the first half."""
+
+    def __init__(self, task, wrong=None):
+        super().__init__()
+        self.weight, self.task, self.row, self.wrong = torch.nn.Parameter(torch.zeros(())), task, 0, wrong
+
+    def forward(self, tokens):
+        data = self.task.dataset("test")
+        target = data.collater([data[self.row + i] for i in range(len(tokens))])["target"]
+        if self.wrong is not None:
+            is_first = torch.arange(self.row, self.row + len(tokens)) < evaluate_synthetic.SEQUENCES // 2
+            target = torch.where(is_first[:, None], self.wrong, target)
+        self.row += len(tokens)
+        return 100 * torch.nn.functional.one_hot(target, len(self.task.dictionary)).float(), None
+
+
+def test_metrics_of_a_perfect_and_a_wrong_model():
+    task = task_of()
+    found = evaluate_synthetic.evaluate(Perfect(task), task)["measured"]
+    assert found == {"nats": pytest.approx(0, abs=1e-6), "accuracy": 100.0, "exact": 100.0}
+    found = evaluate_synthetic.evaluate(Perfect(task, wrong=task.dictionary.unk()), task)["measured"]
+    assert found["exact"] == 50 and found["accuracy"] == pytest.approx(50, abs=5)
+
+
+@pytest.mark.parametrize("name, sizes, message", [
+    ("mqar", {"num_items": 6}, "--num-items and --min-items of mqar must be powers of two"),
+    ("mqar", {"num_items": 8, "vocab_size": 16}, "--vocab-size must be at least 18"),
+    ("mqar", {"num_items": 16}, "--tokens-per-sample 40 is too short for mqar .*: pass at least 64"),
+    ("copy", {"num_items": 20}, "--tokens-per-sample 40 is too short for copy .*: pass at least 42"),
+    ("sort", {"num_items": 4, "min_items": 5}, "--min-items 5 must not exceed --num-items 4"),
+    ("sum", {"min_items": 0}, "--min-items must be at least 1, not 0"),
+])  # fmt: skip
+def test_wrong_sizes(name, sizes, message):
+    with pytest.raises(UserError, match=message):
+        build_problem(name, SimpleNamespace(**sizes), 40)
