@@ -53,7 +53,7 @@ def test_published_index_example():
     assert Index.of("hcrmcofakwqgi", 6) == ("?s='hcrmcofakwqgi'; s[6:]==", "'fakwqgi'#")
 
 
-@given(st.integers(0, 10**6), st.sampled_from(list(PROBLEMS)))
+@given(st.integers(0, 10**6), st.sampled_from(["addition", "index", "search"]))
 def test_sequences_have_the_problems_characters(seed, name):
     problem = PROBLEMS[name]()
     text = problem.text(Random(seed), 300)

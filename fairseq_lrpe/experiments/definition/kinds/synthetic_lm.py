@@ -45,11 +45,12 @@ class SyntheticLM(Kind):
     def check(self, cfg):
         flags = {key: value for key, value in cfg.train.items() if value is not None}
         for settings in ({}, *self.evaluations(cfg).values()):
-            sizes = flags | {key: value for key, value in settings.items() if value is not None}
+            own = {key: value for key, value in settings.items() if key != "split" and value is not None}
+            sizes = flags | own
             problem = build_problem(flags["problem"], SimpleNamespace(**sizes), sizes["tokens_per_sample"])
-            if sizes != flags | {"split": settings.get("split")} and not isinstance(problem, AnswerProblem):
+            if own and not isinstance(problem, AnswerProblem):
                 raise UserError(
-                    f"evaluations of {flags['problem']} have the sizes of its training: omit sizes"
+                    f"evaluations of {flags['problem']} have the sizes of its training: omit {', '.join(own)}"
                 )
 
     def evaluate(self, job, name):
