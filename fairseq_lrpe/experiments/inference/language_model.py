@@ -95,6 +95,8 @@ class SyntheticLanguageModel(LanguageModel):
 
     def encode(self, text):
         known = self.task.problem.characters
+        if not known:
+            raise UserError(f"models of {self.task.cfg.problem} have no text: use lrpe evaluate-synthetic")
         if not text or set(text) - set(known):
             expected = f"must consist of one or more of the characters {known}"
             raise UserError(f"the prompt {text!r} {expected}")
