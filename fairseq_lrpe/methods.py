@@ -41,6 +41,12 @@ class Method:
 
         return [a for a in ATTENTIONS if a == "softmax" or ENCODINGS[self.encoding].decomposable]
 
+    @property
+    def bidirectional(self) -> bool:
+        from fairseq_lrpe.encodings import ENCODINGS
+
+        return ENCODINGS[self.encoding].bidirectional
+
 
 def _lrpe(core, rotation, source, **learned):
     flags = {"encoding": "lrpe", "lrpe_core": core, "lrpe_rotation": rotation, "linear_norm": "layernorm"}
@@ -171,6 +177,8 @@ def architecture(attention: str, family: str, method: str) -> str:
         raise UserError(
             f"the method 'fairseq' does not exist for the family {family!r}: choose another; {LISTING}"
         )
+    if method in METHODS and family != "lm" and not METHODS[method].bidirectional:
+        raise UserError(f"the method {method!r} works only in causal attention: use it in a language model")
     return FAIRSEQ_ARCHITECTURES[family] if method == "fairseq" else f"{attention}_{family}_{method}"
 
 

@@ -37,7 +37,10 @@ def share_of_machine(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
 def jobs_with_data(
     planned: dict[Run, Job], gpus: int | None, nodes: int = 1
 ) -> tuple[dict[Run, Job], list[str]]:
-    """Returns the runs with data, and a message per experiment without data and per run of other data."""
+    """Returns the runs that can start, and messages about those that cannot.
+
+    A run cannot start if its data is missing, or if it is finished with other data or settings.
+    """
     ready, messages = {}, {}
     for run, job in planned.items():
         update_freq(job.cfg.batch, gpus or 0, nodes)

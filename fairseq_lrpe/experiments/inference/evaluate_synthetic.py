@@ -12,6 +12,8 @@ sizes may differ from those of the training, as in
 """
 
 import json
+from argparse import ArgumentTypeError
+from dataclasses import fields
 from random import Random
 from statistics import fmean
 
@@ -23,12 +25,14 @@ from fairseq_lrpe.experiments.inference.load import find, load_model
 from fairseq_lrpe.tasks.answer_problems import AnswerProblem
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
 from fairseq_lrpe.utils.files import write_atomic
+from fairseq_lrpe.utils.suggest import choices
 
 PROBLEMS = 128
 """Number of problems, as in the paper; all models get the same problems."""
 SEQUENCES = 512
 """Number of sequences of problems in which only answers are predicted."""
 BATCH_TOKENS = 2**13
+SIZES = [*(field.name for field in fields(AnswerProblem)), "tokens_per_sample"]
 
 
 @torch.no_grad()
@@ -120,6 +124,8 @@ def evaluate(model, task) -> dict:
 def size(text: str) -> tuple[str, int]:
     """Converts an argument SIZE=N."""
     name, _, number = text.partition("=")
+    if name not in SIZES:
+        raise ArgumentTypeError(f"unknown size {name!r}{choices(name, SIZES)}")
     return name, int(number)
 
 

@@ -267,6 +267,6 @@ def _recorded_table(name, recorded):
 
 
 def _link(title: str) -> str:
-    """Returns a link to a section of the page, with the anchor of GitHub."""
+    """Returns a Markdown link to the section with this title."""
     anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
     return f"[{title}](#{anchor})"

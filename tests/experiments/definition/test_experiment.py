@@ -123,8 +123,10 @@ def test_every_flag_of_fairseq_train_can_be_set():
 @pytest.mark.parametrize("experiment, method, attention, message", [
     ("lm/mini", "bsae", "linear", "unknown method 'bsae' (did you mean 'base'?): `lrpe methods` lists"),
     ("lm/mini", "t5", "linear", "'t5' does not exist in linear attention: `lrpe methods` lists"),
+    ("roberta/mini", "fox", "softmax", "the method 'fox' works only in causal attention"),
+    ("transformer/multi30k", "alibi", "linear", "the method 'alibi' works only in causal attention"),
 ])  # fmt: skip
-def test_unknown_names(experiment, method, attention, message):
+def test_methods_that_do_not_exist(experiment, method, attention, message):
     with pytest.raises(ValueError) as error:
         command(experiment, method, attention)
     assert message in str(error.value)
