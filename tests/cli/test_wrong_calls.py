@@ -92,7 +92,7 @@ CALLS = [
     ("classify", "tests {data} valid=x", "tests is a folder without a run"),
     ("classify", "{checkpoint} {data}", "was trained on the task language_modeling"),
     ("classify", "{checkpoint} {data} valid", "expected SPLIT=FILE"),
-    ("evaluate-synthetic", "{checkpoint} x num_item=3", "unknown size 'num_item' (did you mean 'num_items'?)"),
+    ("evaluate-synthetic", "{checkpoint} x num_item=3", "unknown size 'num_item' (did you mean"),
     ("evaluate-synthetic", "{checkpoint} x num_items=many", "invalid size value: 'num_items=many'"),
     ("evaluate-synthetic", "{checkpoint} x", "expected a model of synthetic_lm"),
     ("synthetic_lm", "search --tokens-per-sample 1", "is too short for search"),
