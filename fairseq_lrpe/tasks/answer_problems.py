@@ -1,4 +1,4 @@
-"""Synthetic problems in which only the answers are predicted: associative recall, and lists of items.
+"""Synthetic problems in which only the answers are predicted: recall, lists of items, and needles in a text.
 
 ``MQAR`` is multi-query associative recall (Arora et al. 2023, "Zoology"); the distribution of the queries is
 that of its public code (HazyResearch/zoology, zoology/data/multiquery_ar.py). The other problems are those of
@@ -6,41 +6,49 @@ Kazemnejad et al. 2023 (Table 1) that need no text: their symbols are tokens her
 """
 
 import math
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from random import Random
 
 import numpy as np
 
+MARKS = ("<needle>", "<question>")
 POWER = 0.01
 """Exponent a of the power law of MQAR: the probability of a distance n is proportional to n^(a − 1)."""
 
 
-@dataclass(frozen=True)
 class AnswerProblem:
-    """Base class of problems with ``min_items`` to ``num_items`` items, whose number is random.
-
-    A sequence is a list of indices into ``symbols``; ``answers`` are the positions of the tokens that are
-    predicted.
-    """
+    """Base class of problems whose sequences are lists of indices into ``symbols``."""
 
     characters = ""  # the symbols are not characters of a text
-
-    num_items: int = 16
-    min_items: int = 1
-    vocab_size: int = 256
 
     @property
     def symbols(self) -> list[str]:
         raise NotImplementedError
 
-    def sequence(self, random: Random, length: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Returns ``length`` + 1 random symbols, and the positions of the answers."""
+    def sequence(self, random: Random, length: int, split: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Returns ``length`` + 1 random symbols, and the positions of the answers, which are predicted."""
         raise NotImplementedError
+
+    def quarter(self, tokens: Sequence[int]) -> int | None:
+        """Returns the quarter (1 to 4) of the text that contains the answer, if it is at one place."""
+        return None
 
 
 @dataclass(frozen=True)
-class MQAR(AnswerProblem):
+class ItemsProblem(AnswerProblem):
+    """Base class of problems with ``min_items`` to ``num_items`` items, whose number is random."""
+
+    num_items: int = 16
+    min_items: int = 1
+    vocab_size: int = 256
+
+
+@dataclass(frozen=True)
+class MQAR(ItemsProblem):
     """Multi-query associative recall: pairs of a key and a value, then each key once more, before its value.
 
     The number of pairs N is uniform among the powers of two from ``min_items`` to ``num_items``. The keys
@@ -58,7 +66,7 @@ class MQAR(AnswerProblem):
     def min_length(self):
         return 4 * self.num_items
 
-    def sequence(self, random, length):
+    def sequence(self, random, length, split):
         rng, half = np.random.default_rng(random.getrandbits(64)), self.vocab_size // 2
         pairs = 2 ** random.randint(math.ceil(math.log2(self.min_items)), int(math.log2(self.num_items)))
         tokens = rng.integers(self.vocab_size, size=length + 1)
@@ -72,7 +80,7 @@ class MQAR(AnswerProblem):
 
 
 @dataclass(frozen=True)
-class ListProblem(AnswerProblem):
+class ListProblem(ItemsProblem):
     """Base class of problems on a list of random items: ``> x_1 .. x_n = answer #``, followed by ``#``.
 
     The number of items is uniform in ``min_items``..``num_items``.
@@ -94,7 +102,7 @@ class ListProblem(AnswerProblem):
     def answer(self, items: list[int]) -> list[int]:
         raise NotImplementedError
 
-    def sequence(self, random, length):
+    def sequence(self, random, length, split):
         start, equals, end = range(self.num_types, self.num_types + 3)
         items = [
             random.randrange(self.num_types) for _ in range(random.randint(self.min_items, self.num_items))
@@ -148,4 +156,59 @@ class Parity(ListProblem):
         return [sum(items) % 2]
 
 
-ANSWER_PROBLEMS = {cls.__name__.lower(): cls for cls in (MQAR, Copy, Reverse, Sort, Sum, Parity)}
+@dataclass(frozen=True)
+class Needle(AnswerProblem):
+    """A key with a number at a random place of a text, which the end of the sequence asks for.
+
+    The text starts at a random token of a split of ``haystack``, a folder of binarized text. The needle is
+    ``<needle> k k d d d d d``, with random letters k as the key and random digits d, and its place is
+    uniform. The sequence ends with ``<question> k k`` and the answer ``d d d d d``.
+    """
+
+    KEY = 2
+    NUMBER = 5
+
+    haystack: str = ""
+
+    @property
+    def symbols(self):
+        return read_haystack(self.haystack)[0]
+
+    @property
+    def min_length(self):
+        return 2 * (1 + self.KEY + self.NUMBER)
+
+    def sequence(self, random, length, split):
+        symbols, text = read_haystack(self.haystack, split)
+        number = {symbol: i for i, symbol in enumerate(symbols)}
+        needle, question = map(number.get, MARKS)
+        key = [number[letter] for letter in random.choices(string.ascii_lowercase, k=self.KEY)]
+        digits = [number[digit] for digit in random.choices(string.digits, k=self.NUMBER)]
+        hay = length + 1 - self.min_length
+        start, place = random.randrange(len(text) - hay + 1), random.randint(0, hay)
+        before, after = text[start : start + place], text[start + place : start + hay]
+        tokens = np.concatenate([before, [needle, *key, *digits], after, [question, *key, *digits]])
+        return tokens, range(length + 1 - self.NUMBER, length + 1)
+
+    def quarter(self, tokens):
+        place = list(tokens).index(self.symbols.index(MARKS[0]))
+        return 1 + 4 * place // (len(tokens) - self.min_length + 1)
+
+
+@cache
+def read_haystack(folder: str, split: str | None = None) -> tuple[list[str], np.ndarray | None]:
+    """Returns the symbols of ``Needle`` for a folder, and the text of a split as indices into them."""
+    from fairseq.data import Dictionary  # this import takes seconds
+
+    from fairseq_lrpe.tasks.memory_lm import read_tokens
+
+    known = Dictionary.load(str(Path(folder) / "dict.txt"))
+    text = known.symbols[known.nspecial :]
+    symbols = list(dict.fromkeys([*text, *string.ascii_lowercase, *string.digits, *MARKS]))
+    if split is None:
+        return symbols, None
+    tokens = read_tokens(Path(folder) / split).astype(int) - known.nspecial
+    return symbols, tokens[tokens >= 0]  # without the ends of lines and unknown characters
+
+
+ANSWER_PROBLEMS = {cls.__name__.lower(): cls for cls in (MQAR, Copy, Reverse, Sort, Sum, Parity, Needle)}

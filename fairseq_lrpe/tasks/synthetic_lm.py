@@ -35,6 +35,7 @@ class SyntheticLMConfig(FairseqDataclass):
     num_items: int = flag(16, "mqar: maximum number of pairs; copy, reverse, sort, sum, parity: of items")
     min_items: int = flag(1, "minimum number of pairs or items; the number is random")
     vocab_size: int = flag(256, "mqar: number of keys and values; copy, reverse, sort: of different items")
+    haystack: Optional[str] = flag(None, "needle: folder of binarized text")  # noqa: UP045
     seed: int = II("common.seed")
     # fairseq's language models read the following flags of their task.
     add_bos_token: bool = flag(False, "not used")
@@ -42,31 +43,32 @@ class SyntheticLMConfig(FairseqDataclass):
 
 
 class GeneratedDataset(SequenceDataset):
-    """Dataset of ``count`` generated sequences of a problem.
+    """Dataset of the generated sequences of a split of a problem.
 
-    A sequence depends only on the string ``source``, its index and, unless ``fixed``, the epoch.
+    A sequence depends only on its index, the split and, in training, the seed and the epoch.
     """
 
     can_reuse_epoch_itr_across_epochs = False  # reused worker processes would stay in their first epoch
 
-    def __init__(self, task, count, source, fixed):
-        self.task, self.count, self.source, self.fixed = task, count, source, fixed
+    def __init__(self, task, split):
+        self.task, self.split = task, split
         self.length, self.epoch = task.cfg.tokens_per_sample, 1
 
     def set_epoch(self, epoch):
-        self.epoch = 1 if self.fixed else epoch
+        self.epoch = epoch if self.split == "train" else 1
 
     def text(self, index: int) -> str:
         """Returns the sequence with this index; all characters except the first are predicted."""
         return self.task.problem.text(self.random(index), self.length + 1)
 
     def random(self, index: int) -> Random:
-        return Random(f"{self.source} {self.epoch} {index}")
+        source = f"train {self.task.cfg.seed}" if self.split == "train" else self.split
+        return Random(f"{source} {self.epoch} {index}")
 
     def __getitem__(self, index):
         if not isinstance(self.task.problem, AnswerProblem):
             return index, self.task.encode(self.text(int(index)))
-        symbols, answers = self.task.problem.sequence(self.random(int(index)), self.length)
+        symbols, answers = self.task.problem.sequence(self.random(int(index)), self.length, self.split)
         target = torch.full((self.length + 1,), self.task.dictionary.pad())  # which criteria ignore
         tokens, answers = torch.as_tensor(symbols) + self.task.dictionary.nspecial, torch.as_tensor(answers)
         target[answers] = tokens[answers]
@@ -82,7 +84,7 @@ class GeneratedDataset(SequenceDataset):
         return batch
 
     def __len__(self):
-        return self.count
+        return SEQUENCES[self.split]
 
 
 @register_task("synthetic_lm", dataclass=SyntheticLMConfig)
@@ -108,8 +110,7 @@ class SyntheticLMTask(FairseqTask):
         return "".join(self.dictionary[token] for token in tokens)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        source = f"train {self.cfg.seed}" if split == "train" else split
-        self.datasets[split] = GeneratedDataset(self, SEQUENCES[split], source, fixed=split != "train")
+        self.datasets[split] = GeneratedDataset(self, split)
 
     @property
     def source_dictionary(self):
@@ -128,6 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("problem", choices=PROBLEMS, help="kind of problem")
     parser.add_argument("--seed", type=min_int(1), default=1, help="seed of the training run")
     parser.add_argument("--count", type=min_int(1), default=1, help="number of sequences to print")
+    parser.add_argument("--haystack", help="needle: folder of binarized text")
     for f in fields(SyntheticLMConfig):
         if type(f.default) is int:
             flag_name = "--" + f.name.replace("_", "-")

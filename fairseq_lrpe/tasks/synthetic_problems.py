@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from random import Random
 from string import ascii_lowercase, digits
 
-from fairseq_lrpe.tasks.answer_problems import ANSWER_PROBLEMS, MQAR, AnswerProblem
+from fairseq_lrpe.tasks.answer_problems import ANSWER_PROBLEMS, MQAR, AnswerProblem, ItemsProblem, Needle
 from fairseq_lrpe.utils.errors import UserError
 
 
@@ -147,12 +147,14 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
         raise UserError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
     own = {field.name: getattr(sizes, field.name, field.default) for field in fields(PROBLEMS[name])}
     for size, value in own.items():
-        if value < 1:
+        if size != "haystack" and value < 1:
             raise UserError(f"--{size.replace('_', '-')} must be at least 1, not {value}")
     if name == "search" and own["copied"] > own["first"]:
         raise UserError(f"--copied {own['copied']} must not exceed --first {own['first']}")
     problem = PROBLEMS[name](**own)
-    if isinstance(problem, AnswerProblem) and problem.min_items > problem.num_items:
+    if isinstance(problem, Needle) and not problem.haystack:
+        raise UserError("needle needs --haystack, a folder of binarized text")
+    if isinstance(problem, ItemsProblem) and problem.min_items > problem.num_items:
         raise UserError(f"--min-items {problem.min_items} must not exceed --num-items {problem.num_items}")
     if isinstance(problem, MQAR):
         check_mqar(problem)

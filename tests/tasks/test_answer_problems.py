@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_lrpe.experiments.inference import evaluate_synthetic
-from fairseq_lrpe.tasks.answer_problems import ANSWER_PROBLEMS, MQAR, POWER
+from fairseq_lrpe.tasks.answer_problems import ANSWER_PROBLEMS, MQAR, POWER, Needle
 from fairseq_lrpe.tasks.synthetic_lm import SyntheticLMConfig, SyntheticLMTask
 from fairseq_lrpe.tasks.synthetic_problems import build_problem
 from fairseq_lrpe.utils.errors import UserError
@@ -18,7 +18,7 @@ from fairseq_lrpe.utils.errors import UserError
 def test_recall_asks_for_each_key_once(length):
     problem, counts = MQAR(num_items=8, min_items=2, vocab_size=40), set()
     for seed in range(200):
-        tokens, answers = problem.sequence(Random(seed), length)
+        tokens, answers = problem.sequence(Random(seed), length, "train")
         pairs = len(answers)
         counts.add(pairs)
         keys, values = tokens[: 2 * pairs : 2].tolist(), tokens[1 : 2 * pairs : 2].tolist()
@@ -33,7 +33,7 @@ def test_recall_asks_for_each_key_once(length):
 
 def test_distances_of_recall_follow_the_power_law():
     problem, length = MQAR(num_items=1, vocab_size=8), 22  # ten possible queries
-    found = [int(problem.sequence(Random(seed), length)[1][0] - 3) // 2 for seed in range(20_000)]
+    found = [int(problem.sequence(Random(seed), length, "train")[1][0] - 3) // 2 for seed in range(20_000)]
     law = np.arange(1.0, 11) ** (POWER - 1)
     frequencies = np.bincount(found, minlength=10) / len(found)
     np.testing.assert_allclose(frequencies, law / law.sum(), atol=0.012)
@@ -56,7 +56,7 @@ def test_sequences_of_lists(name):
     problem = ANSWER_PROBLEMS[name](num_items=5, min_items=3, vocab_size=7)
     sizes, symbols = set(), problem.symbols
     for seed in range(100):
-        tokens, answers = problem.sequence(Random(seed), 20)
+        tokens, answers = problem.sequence(Random(seed), 20, "train")
         words = [symbols[token] for token in tokens]
         question, rest = " ".join(words).split(" = ")
         items = question.removeprefix("> ").split()
@@ -65,6 +65,25 @@ def test_sequences_of_lists(name):
         assert [words[i] for i in answers] == expected == rest.split()[: len(expected)]
         assert set(rest.split()[len(expected) :]) == {"#"} and len(tokens) == 21
     assert sizes == {3, 4, 5}
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_needles_lie_in_the_text_of_their_split(split, data_bin, text_folder):
+    problem = Needle(haystack=str(data_bin))
+    text = f" {' '.join((text_folder / f'{split}.txt').read_text().split())} "
+    symbols, quarters = problem.symbols, set()
+    for seed in range(60):
+        tokens, answers = problem.sequence(Random(seed), 47, split)
+        words = [symbols[token] for token in tokens]
+        needle, question = words.index("<needle>"), words.index("<question>")
+        assert len(words) == 48 and question == 40 and list(answers) == [43, 44, 45, 46, 47]
+        key, number = words[41:43], words[43:]
+        assert words[needle + 1 : needle + 8] == [*key, *number]
+        assert "".join(key).isalpha() and "".join(number).isdigit()
+        assert f" {' '.join([*words[:needle], *words[needle + 8 : 40]])} " in text
+        assert problem.quarter(tokens) == 1 + 4 * needle // 33  # before, between or after 32 words
+        quarters.add(problem.quarter(tokens))
+    assert quarters == {1, 2, 3, 4}
 
 
 def task_of(**flags):
@@ -79,7 +98,7 @@ def test_only_answers_are_targets(problem):
     data, pad = task.dataset("train"), task.dictionary.pad()
     batch = data.collater([data[i] for i in range(8)])
     for row in range(8):
-        tokens, answers = task.problem.sequence(data.random(row), 24)
+        tokens, answers = task.problem.sequence(data.random(row), 24, "train")
         expected = torch.full((25,), pad)
         for i in answers:
             expected[i] = int(tokens[i]) + task.dictionary.nspecial
@@ -118,7 +137,18 @@ def test_metrics_of_a_perfect_and_a_wrong_model():
     assert found["exact"] == 50 and found["accuracy"] == pytest.approx(50, abs=5)
 
 
+def test_metrics_of_needles_in_each_quarter(data_bin):
+    task = task_of(problem="needle", haystack=str(data_bin))
+    found = evaluate_synthetic.evaluate(Perfect(task, wrong=task.dictionary.unk()), task)["measured"]
+    data, half = task.dataset("test"), evaluate_synthetic.SEQUENCES // 2
+    quarters = [task.problem.quarter(data[i][1][0] - task.dictionary.nspecial) for i in range(2 * half)]
+    for n in set(quarters):
+        right, wrong = quarters[half:].count(n), quarters[:half].count(n)
+        assert found[f"quarter_{n}"] == pytest.approx(100 * right / (right + wrong))
+
+
 @pytest.mark.parametrize("name, sizes, message", [
+    ("needle", {}, "needle needs --haystack, a folder of binarized text"),
     ("mqar", {"num_items": 6}, "--num-items and --min-items of mqar must be powers of two"),
     ("mqar", {"num_items": 8, "vocab_size": 16}, "--vocab-size must be at least 18"),
     ("mqar", {"num_items": 16}, "--tokens-per-sample 40 is too short for mqar .*: pass at least 64"),

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from fairseq_lrpe.experiments.inference.load import find, load_model
-from fairseq_lrpe.tasks.answer_problems import AnswerProblem
+from fairseq_lrpe.tasks.answer_problems import AnswerProblem, ItemsProblem
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
 from fairseq_lrpe.utils.files import write_atomic
 from fairseq_lrpe.utils.suggest import choices
@@ -32,7 +32,7 @@ PROBLEMS = 128
 SEQUENCES = 512
 """Number of sequences of problems in which only answers are predicted."""
 BATCH_TOKENS = 2**13
-SIZES = [*(field.name for field in fields(AnswerProblem)), "tokens_per_sample"]
+SIZES = [*(field.name for field in fields(ItemsProblem)), "tokens_per_sample"]
 
 
 @torch.no_grad()
@@ -78,21 +78,26 @@ def answer_metrics(model, task) -> dict[str, float]:
     """Returns the metrics of a problem in which only answers are predicted, with teacher forcing.
 
     All answer tokens of a sequence are correct with teacher forcing if and only if they are when generated.
+    If one place is asked for, ``quarter_1`` .. ``quarter_4`` are ``exact`` for its places in each quarter.
     """
     device, pad = next(model.parameters()).device, task.dictionary.pad()
     task.load_dataset("test")
     data, size = task.dataset("test"), max(1, BATCH_TOKENS // task.cfg.tokens_per_sample)
-    losses, correct, exact = [], [], []
+    losses, correct, exact, quarters = [], [], [], []
     for start in range(0, SEQUENCES, size):
-        batch = data.collater([data[i] for i in range(start, min(start + size, SEQUENCES))])
+        samples = [data[i] for i in range(start, min(start + size, SEQUENCES))]
+        batch = data.collater(samples)
+        quarters += [task.problem.quarter(tokens - task.dictionary.nspecial) for _, (tokens, _) in samples]
         target = batch["target"].to(device)
         scores, is_answer = model(batch["net_input"]["src_tokens"].to(device))[0].float(), target.ne(pad)
         losses.append(F.cross_entropy(scores[is_answer], target[is_answer], reduction="none"))
         is_right = scores.argmax(-1).eq(target)
         correct.append(is_right[is_answer])
         exact.append((is_right | ~is_answer).all(-1))
-    nats, accuracy, exact = (torch.cat(parts).double().mean().item() for parts in (losses, correct, exact))
-    return {"nats": nats, "accuracy": 100 * accuracy, "exact": 100 * exact}
+    losses, correct, exact = (torch.cat(parts).double().cpu() for parts in (losses, correct, exact))
+    rates = {"accuracy": correct, "exact": exact}
+    rates |= {f"quarter_{n}": exact[[q == n for q in quarters]] for n in (1, 2, 3, 4) if n in quarters}
+    return {"nats": losses.mean().item(), **{name: 100 * rate.mean().item() for name, rate in rates.items()}}
 
 
 def evaluate(model, task) -> dict:

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 from pydantic import PositiveInt
 
+from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.definition.kinds.base import Curve, Evaluation, Kind, TrainingSettings
 from fairseq_lrpe.tasks.answer_problems import AnswerProblem
 from fairseq_lrpe.tasks.synthetic_problems import build_problem
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.files import REPOSITORY
 
 
 class SyntheticEvaluation(Evaluation):
@@ -20,7 +22,7 @@ class SyntheticEvaluation(Evaluation):
 
 
 class SyntheticSettings(TrainingSettings):
-    data: str = ""  # the problems are generated during training
+    data: str = ""  # the text of the problem needle; the others are generated during training
     evaluations: dict[str, SyntheticEvaluation | None] = {}
 
 
@@ -29,7 +31,8 @@ class SyntheticLM(Kind):
 
     ``nats`` is the loss per predicted token, ``correct`` is the number of correct results among 128 problems,
     ``accuracy`` is the percentage of correct tokens in answers with teacher forcing, ``exact`` that of
-    correct answers, and ``floor`` is the lowest possible loss of the problem Search.
+    correct answers, ``quarter_n`` that of correct answers about the n-th quarter of a text, and ``floor`` is
+    the lowest possible loss of the problem Search.
     """
 
     settings = SyntheticSettings
@@ -37,13 +40,22 @@ class SyntheticLM(Kind):
     family = "lm"
     metrics = {"nats": "lower", "correct": "higher", "accuracy": "higher"}
     metrics |= {"exact": "higher", "floor": "lower"}
+    metrics |= {f"quarter_{n}": "higher" for n in (1, 2, 3, 4)}
     decimals = {**Kind.decimals, "floor": 4}
     curve = Curve(
         "valid_loss", "validation loss in nats per token", factor=math.log(2), decimals=4, show_all=True
     )
 
+    def data(self, cfg):
+        names = layout.text(self.splits(cfg)) if cfg.data else []
+        return [REPOSITORY / cfg.data / name for name in names]
+
+    def flags(self, job):
+        return {**super().flags(job), "haystack": job.cfg.data or None}
+
     def check(self, cfg):
         flags = {key: value for key, value in cfg.train.items() if value is not None}
+        flags["haystack"] = cfg.data
         for settings in ({}, *self.evaluations(cfg).values()):
             own = {key: value for key, value in settings.items() if key != "split" and value is not None}
             sizes = flags | own
