@@ -39,11 +39,11 @@ def main(arguments: list[str] | None = None) -> None:
             machine = estimated_machine(args)
             show_estimate([replace(job, **machine) for job in jobs.values()], args.on)
         elif slurm.is_requested(args):
-            errors = slurm.execute(args, jobs)
+            errors = slurm.run_on_cluster(args, jobs)
             if args.wait:
                 show(table, args, errors)
         else:
-            errors = execute(table, jobs, args)
+            errors = execute_table(table, jobs, args)
     if errors:
         sys.exit("\n".join(["table: some runs are not finished:", *errors]))
 
@@ -65,7 +65,7 @@ def make_parser() -> ArgumentParser:
     return parser
 
 
-def execute(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
+def execute_table(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
     """Executes the runs on this machine and shows the table, or only prints the training commands.
 
     Returns a message for each run or experiment that failed.
@@ -82,7 +82,7 @@ def execute(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
             print(f"table: {message}", file=sys.stderr)
         with resumable():
             gpus = 0 if machine["cpu"] else machine["gpus"]
-            errors += scheduler.Scheduler(ready, count, gpus).execute()
+            errors += scheduler.Scheduler(ready, count, gpus).execute_all()
         if any(job.state == "finished" for job in jobs.values()):
             show(table, args, errors)
     return errors

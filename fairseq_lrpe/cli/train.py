@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
             show_estimate([replace(job, **machine) for job in jobs], args.on)
         elif not slurm.is_requested(args):
             execute_jobs(jobs, args)
-        elif errors := slurm.execute(args, {job.run: job for job in jobs}):
+        elif errors := slurm.run_on_cluster(args, {job.run: job for job in jobs}):
             raise UserError("; ".join(errors))
 
 

@@ -47,6 +47,9 @@ TABLES = {  # number of runs at full scale and at --scale mini
     "roper_wikipedia": (2, 2 * 3),
     "extrapolation": (110 * 3, 110 * 3),
     "rope_scaling": (10 * 3, 10 * 3),
+    "recall": (110 * 3 * (1 + 4), 110 * 3),  # full chooses one of four learning rates
+    "length_generalization": (110 * 3 * 2, 110 * 3 * 2),
+    "needle": (110 * 3, 110 * 3),
     "roper": ((2 + 4) * 3 * 10, (2 + 4) * (2 * 2 + 3)),  # and linear attention
 }
 SMALL = (
@@ -181,12 +184,12 @@ def planned(tmp_path, monkeypatch):
 def test_runs_are_executed_after_those_they_need(planned, capsys):
     jobs, done, _ = planned
     first, second, chooser, _ = jobs
-    assert scheduler.Scheduler(jobs, 2, 0).execute() == []
+    assert scheduler.Scheduler(jobs, 2, 0).execute_all() == []
     order = [job.run for job in done]
     assert set(order) == set(jobs) and order.index(chooser) > max(order.index(first), order.index(second))
     assert all(job.environment and job.stop is not None for job in done)
     assert {job.state for job in jobs.values()} == {"finished"}
-    assert scheduler.Scheduler(jobs, 2, 0).execute() == [] and len(done) == 4
+    assert scheduler.Scheduler(jobs, 2, 0).execute_all() == [] and len(done) == 4
 
 
 @pytest.mark.parametrize("error, shown", [(UserError("no"), "no"), (KeyError("x"), "Traceback")])
@@ -194,7 +197,7 @@ def test_run_that_depends_on_a_failed_one_is_not_started(planned, error, shown, 
     jobs, done, fails = planned
     first, _, chooser, _ = jobs
     fails.append(error)
-    one, other = scheduler.Scheduler(jobs, 1, 0).execute()
+    one, other = scheduler.Scheduler(jobs, 1, 0).execute_all()
     assert one.startswith(f"{first}: {shown}") and other == f"{chooser}: not started: {first} failed"
     assert chooser not in [job.run for job in done] and len(done) == 3
 
@@ -205,7 +208,7 @@ def test_run_in_use_by_another_process_is_waited_for(planned, capsys):
     first = next(iter(jobs.values()))
     with locked(first.folder):
         assert first.state == "in use"
-        thread = threading.Thread(target=scheduler.Scheduler(jobs, 1, 0).execute)
+        thread = threading.Thread(target=scheduler.Scheduler(jobs, 1, 0).execute_all)
         thread.start()
         while len(done) < 2:
             time.sleep(0.01)

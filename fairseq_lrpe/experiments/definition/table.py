@@ -96,6 +96,7 @@ class TableSettings(Model):
     metric: str | None = None
     columns: Annotated[dict[str, Column], Field(min_length=1)]
     rows: list[Row] = []
+    rows_of: str | None = None  # another table, whose rows come before ``rows``, with all columns
     seeds: list[int] | None = None  # seeds at --scale full; default: those of the experiments
     small_seeds: list[int] | None = None  # seeds at --scale small
     drop_worst: bool = False  # excludes the worst of three or more seeds
@@ -145,7 +146,7 @@ class Cell:
     column: str
     method: str | None = None
     published: tuple[float, float | None] | None = None  # mean and standard deviation in the paper
-    values: list = field(default_factory=list)  # of the row's changes, such as [8] for ``train.shaw_k: 8``
+    change_values: list = field(default_factory=list)  # of the row, such as [8] for ``train.shaw_k: 8``
     better: str = "lower"  # or "higher"
     experiment: str | None = None
     kind: Kind | None = None
@@ -185,7 +186,7 @@ class TableSpec:
         self.path = experiments.CONFIGS / "tables" / f"{name}.yaml"
         self.settings = read_model(self.path, TableSettings)
         self.source, self.published = self._read_published()
-        self.rows = [*self.published.rows, *self.settings.rows]
+        self.rows = [*self.published.rows, *self._rows_of_other(), *self.settings.rows]
         names = [(row.attention, row.row) for row in self.rows]
         if duplicate := next((name for i, name in enumerate(names) if name in names[:i]), None):
             raise self._error("rows", f"{' '.join(map(str, duplicate))} is not unique: rename a row")
@@ -214,6 +215,12 @@ class TableSpec:
         if self.settings.table is not None:
             self._check("table", "table", self.settings.table, paper.tables)
         return paper.source, paper.tables.get(self.settings.table, PaperTable())
+
+    def _rows_of_other(self):
+        if (other := self.settings.rows_of) is None:
+            return []
+        self._check("rows_of", "table", other, [name for name in tables() if name != self.name])
+        return [row.model_copy(update={"columns": None, "values": {}}) for row in TableSpec(other).rows]
 
     @property
     def scales(self) -> list[str]:
@@ -263,7 +270,7 @@ class Table(TableSpec):
                 if not row.shows(name, column):
                     continue
                 cell = Cell(row.attention or "", row.row, name, row.method, row.published(name))
-                cell.values, cell.drop_worst = list(row.changes.values()), self.settings.drop_worst
+                cell.change_values, cell.drop_worst = list(row.changes.values()), self.settings.drop_worst
                 if name in published:
                     cell.better = published[name].better
                 if name in self.columns and row.has_runs(name, column):
@@ -314,7 +321,11 @@ class Table(TableSpec):
             return None
         place = cell.attention, cell.column, base
         found = [c for c in self.cells if (c.attention, c.column, c.method) == place]
-        return found[0] if len(found) == 1 else next((c for c in found if c.values == cell.values), None)
+        return (
+            found[0]
+            if len(found) == 1
+            else next((c for c in found if c.change_values == cell.change_values), None)
+        )
 
     def runs(self, only: tuple | list = ()) -> list[Run]:
         """Returns the runs of all methods, or of the methods ``only``, and those that they need, in order.

@@ -167,7 +167,7 @@ def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
     folder, remedy = REPOSITORY / cfg.data, f"`{PREPARE}` lists the corpora"
     names = {os.path.relpath(path, folder): path for path in kind.data(cfg)}
     if absent := [name for name, path in names.items() if not path.is_file()]:
-        [bin_folder, *_] = kind.folders(cfg)
+        bin_folder = next(iter(kind.folders(cfg)), folder)
         if command := prepare_command(display_path(bin_folder)):
             vectors = " --vectors glove.840B.300d.txt" if cfg.train.get("embed_path") else ""
             first = f"remove {display_path(bin_folder)}, then " if bin_folder.is_dir() else ""

@@ -62,7 +62,7 @@ def jobs_with_data(
     return ready, list(messages)
 
 
-def execute(job: Job) -> str | None:
+def execute_or_wait(job: Job) -> str | None:
     """Executes a run, unless another process does; returns the message of its error, or None."""
     try:
         job.check()
@@ -105,7 +105,7 @@ class Scheduler:
         self.say = self.display.console.print
         self.bar = self.display.add_task("", total=len(jobs), completed=len(jobs) - len(runs))
 
-    def execute(self) -> list[str]:
+    def execute_all(self) -> list[str]:
         self.order.prepare()
         if self.order.is_active():
             # Threads would import it at the same time, which its circular imports do not support.
@@ -141,7 +141,7 @@ class Scheduler:
         slot = self.slots.pop(0)
         share = share_of_machine(slot, self.count, self.gpus)
         job = replace(self.jobs[run], environment=share, stop=self.stop)
-        self.running[pool.submit(execute, job)] = run, slot
+        self.running[pool.submit(execute_or_wait, job)] = run, slot
 
     def finish(self, run: Run, error: str | None, cause: Run) -> None:
         if error is None:

@@ -61,7 +61,7 @@ def is_requested(args: Namespace) -> bool:
     return not args.dry_run and (args.launcher == "slurm" or args.status or args.cancel)
 
 
-def execute(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
+def run_on_cluster(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
     """Submits the runs, or shows or cancels their jobs; returns one message per failed run with --wait."""
     if args.status:
         print_status(jobs)

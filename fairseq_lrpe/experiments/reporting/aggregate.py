@@ -136,7 +136,7 @@ def _summarize_cell(cell, measured):
     paper, paper_std = cell.published or (None, None)
     lengths = sorted({x for part in measured.lengths for x in part}, key=lambda length: length[::-1])
     with_value = [x for x in measured.records if x.run.seed in measured.values]
-    signatures = (x.values[cell.evaluation].get(f"{cell.metric}_signature") for x in with_value)
+    signatures = (x.measured[cell.evaluation].get(f"{cell.metric}_signature") for x in with_value)
     return {
         "attention": cell.attention,
         "row": cell.row,

@@ -56,7 +56,7 @@ class Line:
         If at least one of the runs has been evaluated, runs that have not been evaluated are ignored.
         """
         drawn = [record for record in self.records if record.curve]
-        drawn = [record for record in drawn if record.values] or drawn
+        drawn = [record for record in drawn if record.measured] or drawn
         points = [point for record in drawn for point in record.curve.items()]
         points = pd.DataFrame(points, columns=["updates", "value"]).astype({"value": float})
         points = points.groupby("updates")["value"].agg(["mean", "min", "max", "count"])

@@ -80,7 +80,7 @@ def _problem(record, configured):
     if record.problem is not None:
         return record.describe_state()
     defined = {"training", *(configured or ())}
-    record.values = {name: of for name, of in record.values.items() if name in defined}
+    record.measured = {name: of for name, of in record.measured.items() if name in defined}
     different = records.different_settings(record.compared_settings(), configured)
     return different and f"its settings differ from those in configs: {'; '.join(different)}"
 
@@ -94,7 +94,7 @@ def _settings_line(record):
         "kind": settings["kind"],
         "updates": record.updates,
         "config": records.compared(settings["config"], run.method, {})[""],
-        "evaluations": {x: of["settings"] for x, of in record.values.items() if "settings" in of},
+        "evaluations": {x: of["settings"] for x, of in record.measured.items() if "settings" in of},
         "data": data_digest(settings),
         "machine": machine(settings),
         "versions": settings.get("versions", {}),

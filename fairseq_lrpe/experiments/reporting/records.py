@@ -100,24 +100,24 @@ class RunRecord:
         config = self.settings["config"]
         self.unit = next((unit for unit in ("epochs", "rounds") if config.get(unit)), "updates")
         self.length = float(config.get(self.unit) or math.nan)
-        self.values = self.evaluation.get("evaluations", {})
+        self.measured = self.evaluation.get("evaluations", {})
         list(self.measurements())  # raises an error if a value is not a number
 
     def measurements(self) -> Iterator[tuple[str, str, float, str | None]]:
         """Yields (evaluation, metric, value, signature or None)."""
-        for evaluation, measured in self.values.items():
+        for evaluation, measured in self.measured.items():
             speeds = [name for name in measured if name.endswith("_per_second")]
             for metric in (*(name for name in self.kind.metrics if name in measured), *speeds):
                 yield evaluation, metric, float(measured[metric]), measured.get(f"{metric}_signature")
 
     def value(self, evaluation: str, metric: str) -> float | None:
         """Returns a measurement, which is NaN if the run diverged, or None."""
-        value = self.values.get(evaluation, {}).get(metric)
+        value = self.measured.get(evaluation, {}).get(metric)
         return None if value is None else float(value)
 
     def compared_settings(self) -> dict[str, dict[str, object]]:
         """Returns the settings that can change the result, in the format of ``compared``."""
-        evaluations = {name: measured.get("settings") for name, measured in self.values.items()}
+        evaluations = {name: measured.get("settings") for name, measured in self.measured.items()}
         return compared(self.settings["config"], self.run.method, evaluations, self.settings.get("flags"))
 
     def last_log_line(self) -> tuple[str, str]:
@@ -161,7 +161,7 @@ def read_run(folder: Path, results: Path) -> RunRecord:
         _read_log(record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         record.problem = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
-        record.values = {}
+        record.measured = {}
     return record
 
 
@@ -307,7 +307,7 @@ def read_recorded(folder: Path) -> list[RunRecord]:
         record = _as_record(folder, run, settings, measured.get(row_key(run), ()))
         if different := different_settings(record.compared_settings(), configured.get(run)):
             changed = f"the settings in configs have changed since ({'; '.join(different)})"
-            record.problem, record.values = f"{changed}: run it again", {}
+            record.problem, record.measured = f"{changed}: run it again", {}
         else:
             record.curve = dict(curves.get(row_key(run), ()))
         records.append(record)

@@ -260,6 +260,8 @@ OWN = {"row": "Own", "attention": "linear", "method": "base"}
     ({"rows": [{**OWN, "method": "t5"}]}, "row Own: the method 't5' does not exist in linear attention"),
     ({"rows": [{**OWN, "changes": {"data": "x"}}]}, "data is not allowed in changes: set it"),
     ({"rows": [{**OWN, "row": "Base"}]}, "rows: linear Base is not unique"),
+    ({"rows_of": "some_table"}, "rows_of: unknown table 'some_table' (did you mean 'some_table9'?)"),
+    ({"rows_of": "own"}, "rows_of: unknown table 'own'"),
 ])  # fmt: skip
 def test_errors_name_file_and_key(change, message, configs):
     own = OmegaConf.to_container(OmegaConf.load(configs / "tables/some_table9.yaml"))
@@ -268,6 +270,14 @@ def test_errors_name_file_and_key(change, message, configs):
         Table("own")
     text = str(error.value)
     assert text.startswith(f"{configs}/tables/own.yaml: ") and message in text and "\n" not in text
+
+
+def test_rows_of_another_table():
+    other, table = Table("extrapolation", "mini"), Table("recall", "mini")
+    assert [(row.attention, row.row, row.method, row.changes) for row in table.rows] == [
+        (row.attention, row.row, row.method, row.changes) for row in other.rows
+    ]
+    assert len(table.cells) == 5 * len(table.rows) and all(cell.runs for cell in table.cells)
 
 
 def test_runs_of_a_different_length_are_not_compared(runs, configs, capsys):

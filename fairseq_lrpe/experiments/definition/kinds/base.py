@@ -91,6 +91,7 @@ class Kind:
         return []
 
     def folders(self, cfg: DictConfig) -> list[Path]:
+        """Returns the folders that are the positional argument of fairseq-train."""
         return layout.shards(REPOSITORY / cfg.data) if cfg.data else []
 
     def splits(self, cfg: DictConfig) -> Iterable[str]:

@@ -50,6 +50,9 @@ class SyntheticLM(Kind):
         names = layout.text(self.splits(cfg)) if cfg.data else []
         return [REPOSITORY / cfg.data / name for name in names]
 
+    def folders(self, cfg):
+        return []
+
     def flags(self, job):
         return {**super().flags(job), "haystack": job.cfg.data or None}
 

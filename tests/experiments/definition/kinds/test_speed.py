@@ -18,6 +18,6 @@ def test_table_of_speeds(tmp_path):
     assert records.keys() == {"base", "spe"}
     for record in records.values():
         assert record.state == "finished" and (record.length, record.unit) == (2, "rounds")
-        assert record.values["steps"]["relative_speed"] > 0 < record.values["steps"]["milliseconds"]
+        assert record.measured["steps"]["relative_speed"] > 0 < record.measured["steps"]["milliseconds"]
     again = run_here(table.main, *words)
     assert "started" not in again.stdout + again.stderr
