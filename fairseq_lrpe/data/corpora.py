@@ -62,7 +62,6 @@ MINI = {
     "lra_image_mini": "lra_image --size 16",
     "cifar10_mini": "cifar10 --from cifar10-jpeg.tar.gz --train-rows 10000",
     "listops_mini": "listops --length 20 100 --depth 4 --rows 8000 1000 1000",
-    "pathfinder_mini": "pathfinder --window 16 --contour-length 6 --rows 8000 1000 1000",
 }
 """{small version of a corpus: arguments of ``lrpe prepare`` that prepare it}"""
 
