@@ -69,13 +69,15 @@ def make_parser() -> ArgumentParser:
 def show_table(table: Table, args: Namespace) -> None:
     """Prints a table and plots its validation curves and columns if requested."""
     from fairseq_lrpe.experiments.reporting import plots, tables
+    from fairseq_lrpe.experiments.reporting.encoding_kinds import row_kind
 
     records = tables.read_table_runs(table, args.results)
     summary = tables.show_table(table, records, args.format)
     if args.plot:
         plots.plot_table(table, records, args.plot)
     if args.plot_columns:
-        plots.plot_columns(plots.table_name(table), summary, args.plot_columns)
+        kinds = {(row.attention, row.row): row_kind(row) for row in table.rows}
+        plots.plot_columns(plots.table_name(table), summary, args.plot_columns, kinds)
 
 
 def show_experiment(args: Namespace) -> None:

@@ -17,11 +17,12 @@ from markupsafe import Markup, escape
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
-from fairseq_lrpe.encodings import Context, Encoding, encoding_options
+from fairseq_lrpe.encodings import Context, encoding_options
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.estimation.cost import saved_storages
-from fairseq_lrpe.experiments.reporting import blocks
+from fairseq_lrpe.experiments.reporting import blocks, encoding_kinds
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
+from fairseq_lrpe.experiments.reporting.encoding_kinds import encoding_kind, overrides
 from fairseq_lrpe.experiments.reporting.records import read_runs, read_weights, shown_distances
 from fairseq_lrpe.experiments.reporting.renderers import format_number
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
@@ -117,7 +118,7 @@ def _position_entry(name, table, flags):
         name=name,
         aliases=[],
         source="an absolute position embedding, combined with the embeddings of the tokens",
-        kind="token positions",
+        kind=encoding_kinds.TOKEN_POSITIONS,
         formula=_as_html(doc),
         flags=f"--token-positions {name}",
         parameters=parameters,
@@ -157,7 +158,7 @@ def _method_entry(name, modules):
         name=name,
         aliases=aliases(name)[1:],
         source="; ".join(METHODS[x].source for x in aliases(name)),
-        kind=_kind(encodings[0], flags),
+        kind=encoding_kind(name),
         formula=_as_html(inspect.getdoc(cls)),
         flags=" ".join(map(str, as_flags(flags))),
         parameters=sum(p.numel() for encoding in counted for p in encoding.parameters()),
@@ -170,29 +171,14 @@ def _method_entry(name, modules):
     )
 
 
-def _kind(encoding, flags):
-    """Returns how an encoding represents positions, derived from its attributes."""
-    if encoding.name == "none":
-        return "none" if "token_positions" in flags else "absolute"
-    if encoding.uses_absolute_positions:
-        return "absolute and relative"
-    if encoding.left_context is not None:
-        return "contextual"
-    if _overrides(encoding, "log_decay"):
-        return "decay"
-    if encoding.decomposable:
-        return "relative, in q and k"
-    return "relative, in scores" if encoding.bidirectional else "contextual"
-
-
 def _effect(module, attention):
     encoding, found = module.encoding, []
     decay = encoding.log_decay(Context(features=_random_features(encoding, 1, module.embed_dim)))
-    if _overrides(encoding, "forward"):
+    if overrides(type(encoding), "forward"):
         found.append(f"Transforms queries and keys{' after the feature map' * (attention == 'linear')}.")
-    if attention == "softmax" and decay is None and _overrides(encoding, "bias"):
+    if attention == "softmax" and decay is None and overrides(type(encoding), "bias"):
         found.append("Adds a term to the scaled scores.")
-    if attention == "softmax" and decay is None and _overrides(encoding, "scores"):
+    if attention == "softmax" and decay is None and overrides(type(encoding), "scores"):
         found.append("Replaces the formula of the scores.")
     if attention == "softmax" and encoding.log_weights:
         found.append("Replaces the softmax: the scores are logarithms of the weights.")
@@ -201,21 +187,17 @@ def _effect(module, attention):
         what = "a decay with the distance" if decay.dim() < 3 else "gates of the positions between"
         if attention == "linear":
             found.append(f"Multiplies the weights by {what} in {each}.")
-        elif decay.dim() in (2, 4) or _overrides(encoding, "scores"):
+        elif decay.dim() in (2, 4) or overrides(type(encoding), "scores"):
             found.append(f"Multiplies the products of q and k by {what} in {each}.")
         else:
             found.append(f"Adds the logarithm of {what} to the scores of {each}.")
-    if _overrides(encoding, "encode_values"):
-        also = ", and the output back" if _overrides(encoding, "decode_output") else ""
+    if overrides(type(encoding), "encode_values"):
+        also = ", and the output back" if overrides(type(encoding), "decode_output") else ""
         found.append(f"Transforms the values{also}.")
     if attention == "softmax" and encoding.needs_weights:
         found.append("Adds a term to the output that depends on the weights.")
     found = found or ["Changes nothing in attention."]
     return " ".join([*found, *([NORMS[module.linear_norm]] if attention == "linear" else [])])
-
-
-def _overrides(encoding, name):
-    return getattr(type(encoding), name) is not getattr(Encoding, name)
 
 
 def _as_html(docstring):

@@ -7,8 +7,10 @@ import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -25,6 +27,8 @@ from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
 
+MANY_ROWS = 20
+"""Number of rows of an attention above which ``plot_columns`` separates kinds of encodings."""
 MIN_VALUE = 5e-4
 """Lower limit of drawn values, since a logarithmic axis has no 0.000."""
 
@@ -229,37 +233,65 @@ def needs_log_scale(values: pd.Series) -> bool:
     return values.max() > 4 * values.min() > 0
 
 
-def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> Figure:
-    """Plots a table's measured numbers over its columns."""
+def plot_columns(
+    title: str, summary: pd.DataFrame, path: Path, kinds: Mapping = MappingProxyType({})
+) -> Figure:
+    """Plots a table's measured numbers over its columns, in one panel per attention.
+
+    With more than ``MANY_ROWS`` rows, each of the ``kinds`` {(attention, row): kind} has its own panels, in
+    which the rows of other kinds are grey.
+    """
     cells, columns = column_lines(summary)
     if cells.empty:
         raise UserError("nothing has been measured yet: there is nothing to plot")
-    panels = dict(tuple(cells.groupby("attention", sort=False)))
-    height = max(5, 0.24 * max(rows["row"].nunique() for rows in panels.values()))
-    figure = Figure(figsize=(8 * len(panels), height), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True).flat
+    attentions, rows = list(cells["attention"].unique()), cells.groupby("attention")["row"].nunique()
+    names = zip(cells["attention"], cells["row"], strict=True)
+    cells = cells.assign(kind=[kinds.get(name, "") if rows.max() > MANY_ROWS else "" for name in names])
+    sizes = cells.groupby(["kind", "attention"])["row"].nunique().groupby("kind").max()
+    heights = [max(4 if len(sizes) > 1 else 5, 0.24 * size) for size in sizes]
+    figure = Figure(figsize=(8 * len(attentions), sum(heights)), layout="constrained")
+    shape = {"squeeze": False, "sharey": True, "height_ratios": heights}
+    axes = figure.subplots(len(sizes), len(attentions), **shape)
     styles = line_styles(summary.itertuples())
-    for ax, (attention, rows) in zip(axes, panels.items(), strict=True):
-        for row, line in rows.groupby("row", sort=False):
-            color, marker = styles[attention, row]
-            ax.errorbar(
-                [columns.index(column) for column in line["column"]],
-                line["mean"],
-                line["std"].fillna(0.0),
-                color=color,
-                marker=marker,
-                linestyle=LINE_STYLES[attention],
-                capsize=3,
-                label=f"{line['mean'].iloc[-1]:.{line['decimals'].iloc[-1]}f}  {wrap(row)}",
+    for (kind, attention), ax in zip(product(sizes.index, attentions), axes.flat, strict=True):
+        here = cells[cells["attention"] == attention]
+        if not (here["kind"] == kind).any():
+            ax.remove()
+            continue
+        for row, line in here.groupby("row", sort=False):
+            _draw_row(
+                ax, row, line, columns, styles[attention, row] if line["kind"].iloc[0] == kind else None
             )
         if needs_log_scale(cells["mean"]):
             ax.set_yscale("log")
             ax.yaxis.set_major_formatter("{x:g}")
             ax.yaxis.set_minor_formatter("{x:g}")
+        if kind:
+            near = cells["mean"][cells["mean"] <= 4 * cells["mean"].median()]
+            ax.set_ylim(0.95 * near.min(), 1.05 * near.max())
         ax.set_xticks(range(len(columns)), list(map(heading, columns)))
         ax.set_ylabel(heading(cells["metric"].iloc[0]))
-        _finish(ax, f"{attention} attention")
+        _finish(ax, f"{kind + ': ' if kind else ''}{attention} attention")
     figure.suptitle(title)
-    save_figure(figure, path, dpi=150)
+    save_figure(figure, path, dpi=150 if len(sizes) == 1 else 90)
     print(f"{path} shows the measured numbers by column.", file=sys.stderr)
     return figure
+
+
+def _draw_row(ax, row, line, columns, style):
+    """Draws a row over its columns, or only as a thin grey line if ``style`` is None."""
+    places = [columns.index(column) for column in line["column"]]
+    if style is None:
+        ax.plot(places, line["mean"], color="#d0d0d0", linewidth=0.7, zorder=0)
+        return
+    color, marker = style
+    ax.errorbar(
+        places,
+        line["mean"],
+        line["std"].fillna(0.0),
+        color=color,
+        marker=marker,
+        linestyle=LINE_STYLES[line["attention"].iloc[0]],
+        capsize=3,
+        label=f"{line['mean'].iloc[-1]:.{line['decimals'].iloc[-1]}f}  {wrap(row)}",
+    )

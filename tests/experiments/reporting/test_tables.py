@@ -13,8 +13,8 @@ from support.tiny import write_configs, write_run
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results
-from fairseq_lrpe.experiments.definition.table import Cell, Table
-from fairseq_lrpe.experiments.reporting import aggregate, plots, renderers
+from fairseq_lrpe.experiments.definition.table import Cell, Row, Table
+from fairseq_lrpe.experiments.reporting import aggregate, encoding_kinds, plots, renderers
 from fairseq_lrpe.experiments.reporting import tables as report
 
 
@@ -98,6 +98,38 @@ def test_plot_of_columns(runs, tmp_path):
     linear, _ = plots.plot_columns("a title", summary(runs), tmp_path / "columns.png").axes
     named = [text.get_text() for text in linear.get_legend().get_texts()]
     assert named == ["95.00  RoPE", "96.00  Type1", "102.00  Base"]
+
+
+def test_plot_of_columns_separates_kinds_of_many_rows(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "MANY_ROWS", 2)
+    kinds = {(attention, "Base"): "absolute" for attention in ("linear", "softmax")}
+    kinds |= {
+        ("linear", "RoPE"): "relative",
+        ("linear", "Type1"): "relative",
+        ("softmax", "RoPE"): "relative",
+    }
+    figure = plots.plot_columns("a title", summary(runs), tmp_path / "columns.png", kinds)
+    named = {ax.get_title(): [text.get_text() for text in ax.get_legend().get_texts()] for ax in figure.axes}
+    assert list(named) == [
+        f"{kind}: {x} attention" for kind in ("absolute", "relative") for x in ("linear", "softmax")
+    ]
+    assert named["relative: linear attention"] == ["95.00  RoPE", "96.00  Type1"]
+    assert named["absolute: linear attention"] == ["102.00  Base"]
+
+
+@pytest.mark.parametrize("method, changes, kind", [
+    ("nope", {}, "none"),
+    ("base", {}, "absolute"),
+    ("rope", {}, "relative, in q and k"),
+    ("t5", {}, "relative, in scores"),
+    ("tupe_a", {}, "absolute and relative"),
+    ("alibi", {}, "decay"),
+    ("fox_rope", {}, "contextual"),
+    ("cope", {}, "contextual"),
+    ("nope", {"train.token_positions": "rnn"}, "token positions"),
+])  # fmt: skip
+def test_kinds_of_encodings(method, changes, kind):
+    assert encoding_kinds.row_kind(Row(row="x", attention="softmax", method=method, changes=changes)) == kind
 
 
 def test_differences_are_paired_by_seed(runs):

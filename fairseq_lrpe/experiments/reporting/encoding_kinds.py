@@ -1,0 +1,35 @@
+"""Kinds of encodings by how they represent positions, derived from their classes, for the atlas and plots."""
+
+from fairseq_lrpe.encodings import ENCODINGS, Encoding
+from fairseq_lrpe.experiments.definition.table import Row
+from fairseq_lrpe.methods import METHODS
+
+TOKEN_POSITIONS = "token positions"
+
+
+def encoding_kind(method: str) -> str:
+    """Returns the kind of a method's encoding."""
+    cls = ENCODINGS[METHODS[method].encoding]
+    if cls.name == "none":
+        return "none" if "token_positions" in METHODS[method].flags else "absolute"
+    if cls.uses_absolute_positions:
+        return "absolute and relative"
+    if cls.left_context is not None:
+        return "contextual"
+    if overrides(cls, "log_decay"):
+        return "decay"
+    if cls.decomposable:
+        return "relative, in q and k"
+    return "relative, in scores" if cls.bidirectional else "contextual"
+
+
+def row_kind(row: Row) -> str:
+    """Returns the kind of a table's row."""
+    if row.method not in METHODS:  # a published row without a method, or fairseq's model
+        return "other"
+    return TOKEN_POSITIONS if "train.token_positions" in row.changes else encoding_kind(row.method)
+
+
+def overrides(cls: type[Encoding], name: str) -> bool:
+    """Returns whether an encoding has its own version of a method of ``Encoding``."""
+    return getattr(cls, name) is not getattr(Encoding, name)
