@@ -15,6 +15,10 @@ from random import Random
 
 import numpy as np
 
+from fairseq_lrpe.data.corpora import prepare_command
+from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.files import PREPARE
+
 MARKS = ("<needle>", "<question>")
 POWER = 0.01
 """Exponent a of the power law of MQAR: the probability of a distance n is proportional to n^(a − 1)."""
@@ -202,7 +206,10 @@ def read_haystack(folder: str, split: str | None = None) -> tuple[list[str], np.
 
     from fairseq_lrpe.tasks.memory_lm import read_tokens
 
-    known = Dictionary.load(str(Path(folder) / "dict.txt"))
+    path = Path(folder) / "dict.txt"
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: run `{prepare_command(path.parent) or PREPARE}`")
+    known = Dictionary.load(str(path))
     text = known.symbols[known.nspecial :]
     symbols = list(dict.fromkeys([*text, *string.ascii_lowercase, *string.digits, *MARKS]))
     if split is None:

@@ -147,6 +147,12 @@ def test_metrics_of_needles_in_each_quarter(data_bin):
         assert found[f"quarter_{n}"] == pytest.approx(100 * right / (right + wrong))
 
 
+def test_text_of_needles_has_to_be_prepared():
+    with pytest.raises(SystemExit) as end:
+        task_of(problem="needle", haystack="data/none/bin")
+    assert "data/none/bin/dict.txt does not exist: run `" in str(end.value.code)
+
+
 @pytest.mark.parametrize("name, sizes, message", [
     ("needle", {}, "needle needs --haystack, a folder of binarized text"),
     ("mqar", {"num_items": 6}, "--num-items and --min-items of mqar must be powers of two"),

@@ -132,9 +132,9 @@ def estimate_training(job: Job) -> Estimate:
 
 def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
     """Returns what is known of the data; UserError with the command that prepares it."""
-    if not cfg.data:
+    if not (folders := kind.folders(cfg)):
         return Corpus()
-    folder = kind.folders(cfg)[0]
+    folder = folders[0]
     about = layout.read_metadata(folder) if (folder / layout.METADATA).is_file() else {}
     if about.get("images"):
         return Corpus(labels=len(about["labels"]))
