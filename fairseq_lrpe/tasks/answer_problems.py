@@ -20,6 +20,8 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE
 
 MARKS = ("<needle>", "<question>")
+NSPECIAL = 4
+"""Number of special tokens at the start of a dictionary of fairseq."""
 POWER = 0.01
 """Exponent a of the power law of MQAR: the probability of a distance n is proportional to n^(a − 1)."""
 
@@ -189,8 +191,13 @@ class Needle(AnswerProblem):
         key = [number[letter] for letter in random.choices(string.ascii_lowercase, k=self.KEY)]
         digits = [number[digit] for digit in random.choices(string.digits, k=self.NUMBER)]
         hay = length + 1 - self.min_length
+        if len(text) < hay:
+            raise UserError(
+                f"{self.haystack} has {len(text)} tokens for {split}, fewer than the {hay} needed"
+            )
         start, place = random.randrange(len(text) - hay + 1), random.randint(0, hay)
-        before, after = text[start : start + place], text[start + place : start + hay]
+        text = text[start : start + hay].astype(int) - NSPECIAL  # special tokens remain what they are
+        before, after = text[:place], text[place:]
         tokens = np.concatenate([before, [needle, *key, *digits], after, [question, *key, *digits]])
         return tokens, range(length + 1 - self.NUMBER, length + 1)
 
@@ -201,7 +208,7 @@ class Needle(AnswerProblem):
 
 @cache
 def read_haystack(folder: str, split: str | None = None) -> tuple[list[str], np.ndarray | None]:
-    """Returns the symbols of ``Needle`` for a folder, and the text of a split as indices into them."""
+    """Returns the symbols of ``Needle`` for a folder, and a memory map of the tokens of a split."""
     from fairseq.data import Dictionary  # this import takes seconds
 
     from fairseq_lrpe.tasks.memory_lm import read_tokens
@@ -210,12 +217,12 @@ def read_haystack(folder: str, split: str | None = None) -> tuple[list[str], np.
     if not path.is_file():
         raise UserError(f"{path} does not exist: run `{prepare_command(path.parent) or PREPARE}`")
     known = Dictionary.load(str(path))
-    text = known.symbols[known.nspecial :]
-    symbols = list(dict.fromkeys([*text, *string.ascii_lowercase, *string.digits, *MARKS]))
+    symbols = list(
+        dict.fromkeys([*known.symbols[NSPECIAL:], *string.ascii_lowercase, *string.digits, *MARKS])
+    )
     if split is None:
         return symbols, None
-    tokens = read_tokens(Path(folder) / split).astype(int) - known.nspecial
-    return symbols, tokens[tokens >= 0]  # without the ends of lines and unknown characters
+    return symbols, read_tokens(Path(folder) / split)
 
 
 ANSWER_PROBLEMS = {cls.__name__.lower(): cls for cls in (MQAR, Copy, Reverse, Sort, Sum, Parity, Needle)}

@@ -70,11 +70,12 @@ def test_sequences_of_lists(name):
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_needles_lie_in_the_text_of_their_split(split, data_bin, text_folder):
     problem = Needle(haystack=str(data_bin))
-    text = f" {' '.join((text_folder / f'{split}.txt').read_text().split())} "
+    lines = (text_folder / f"{split}.txt").read_text().splitlines()
+    text = " ".join(["", *(word for line in lines for word in (*line.split(), "</s>")), ""])
     symbols, quarters = problem.symbols, set()
     for seed in range(60):
         tokens, answers = problem.sequence(Random(seed), 47, split)
-        words = [symbols[token] for token in tokens]
+        words = [symbols[token] if token >= 0 else "</s>" for token in tokens]
         needle, question = words.index("<needle>"), words.index("<question>")
         assert len(words) == 48 and question == 40 and list(answers) == [43, 44, 45, 46, 47]
         key, number = words[41:43], words[43:]
@@ -145,6 +146,11 @@ def test_metrics_of_needles_in_each_quarter(data_bin):
     for n in set(quarters):
         right, wrong = quarters[half:].count(n), quarters[:half].count(n)
         assert found[f"quarter_{n}"] == pytest.approx(100 * right / (right + wrong))
+
+
+def test_text_of_needles_is_too_short(data_bin):
+    with pytest.raises(UserError, match="tokens for valid, fewer than the 9999984 needed"):
+        Needle(haystack=str(data_bin)).sequence(Random(1), 9_999_999, "valid")
 
 
 def test_text_of_needles_has_to_be_prepared():

@@ -321,11 +321,9 @@ class Table(TableSpec):
             return None
         place = cell.attention, cell.column, base
         found = [c for c in self.cells if (c.attention, c.column, c.method) == place]
-        return (
-            found[0]
-            if len(found) == 1
-            else next((c for c in found if c.change_values == cell.change_values), None)
-        )
+        if len(found) != 1:
+            found = [c for c in found if c.change_values == cell.change_values]
+        return found[0] if found else None
 
     def runs(self, only: tuple | list = ()) -> list[Run]:
         """Returns the runs of all methods, or of the methods ``only``, and those that they need, in order.
