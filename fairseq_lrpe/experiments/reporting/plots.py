@@ -259,9 +259,8 @@ def plot_columns(
             ax.remove()
             continue
         for row, line in here.groupby("row", sort=False):
-            _draw_row(
-                ax, row, line, columns, styles[attention, row] if line["kind"].iloc[0] == kind else None
-            )
+            style = styles[attention, row] if line["kind"].iloc[0] == kind else None
+            _draw_row(ax, row, line, columns, style)
         if needs_log_scale(cells["mean"]):
             ax.set_yscale("log")
             ax.yaxis.set_major_formatter("{x:g}")
