@@ -309,7 +309,7 @@ def test_rows_of_another_table():
     assert [(row.attention, row.row, row.method, row.changes) for row in table.rows] == [
         (row.attention, row.row, row.method, row.changes) for row in other.rows
     ]
-    assert len(table.cells) == 5 * len(table.rows) and all(cell.runs for cell in table.cells)
+    assert len(table.cells) == 4 * len(table.rows) and all(cell.runs for cell in table.cells)
 
 
 def test_runs_of_a_different_length_are_not_compared(runs, configs, capsys):
