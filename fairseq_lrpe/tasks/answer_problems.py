@@ -178,15 +178,14 @@ class Needle(AnswerProblem):
 
     @property
     def symbols(self):
-        return read_haystack(self.haystack)[0]
+        return list(read_symbols(self.haystack))
 
     @property
     def min_length(self):
         return 2 * (1 + self.KEY + self.NUMBER)
 
     def sequence(self, random, length, split):
-        symbols, text = read_haystack(self.haystack, split)
-        number = {symbol: i for i, symbol in enumerate(symbols)}
+        number, text = read_symbols(self.haystack), read_text(self.haystack, split)
         needle, question = map(number.get, MARKS)
         key = [number[letter] for letter in random.choices(string.ascii_lowercase, k=self.KEY)]
         digits = [number[digit] for digit in random.choices(string.digits, k=self.NUMBER)]
@@ -197,32 +196,33 @@ class Needle(AnswerProblem):
             )
         start, place = random.randrange(len(text) - hay + 1), random.randint(0, hay)
         text = text[start : start + hay].astype(int) - NSPECIAL  # special tokens remain what they are
-        before, after = text[:place], text[place:]
-        tokens = np.concatenate([before, [needle, *key, *digits], after, [question, *key, *digits]])
-        return tokens, range(length + 1 - self.NUMBER, length + 1)
+        tokens = [text[:place], [needle, *key, *digits], text[place:], [question, *key, *digits]]
+        return np.concatenate(tokens), range(length + 1 - self.NUMBER, length + 1)
 
     def quarter(self, tokens):
-        place = list(tokens).index(self.symbols.index(MARKS[0]))
+        place = list(tokens).index(read_symbols(self.haystack)[MARKS[0]])
         return 1 + 4 * place // (len(tokens) - self.min_length + 1)
 
 
 @cache
-def read_haystack(folder: str, split: str | None = None) -> tuple[list[str], np.ndarray | None]:
-    """Returns the symbols of ``Needle`` for a folder, and a memory map of the tokens of a split."""
+def read_symbols(folder: str) -> dict[str, int]:
+    """Returns {symbol: index} of ``Needle``: the dictionary of the text, letters, digits and marks."""
     from fairseq.data import Dictionary  # this import takes seconds
-
-    from fairseq_lrpe.tasks.memory_lm import read_tokens
 
     path = Path(folder) / "dict.txt"
     if not path.is_file():
         raise UserError(f"{path} does not exist: run `{prepare_command(path.parent) or PREPARE}`")
-    known = Dictionary.load(str(path))
-    symbols = list(
-        dict.fromkeys([*known.symbols[NSPECIAL:], *string.ascii_lowercase, *string.digits, *MARKS])
-    )
-    if split is None:
-        return symbols, None
-    return symbols, read_tokens(Path(folder) / split)
+    known = Dictionary.load(str(path)).symbols[NSPECIAL:]
+    symbols = dict.fromkeys([*known, *string.ascii_lowercase, *string.digits, *MARKS])
+    return {symbol: index for index, symbol in enumerate(symbols)}
+
+
+@cache
+def read_text(folder: str, split: str) -> np.ndarray:
+    """Returns a memory map of the tokens of a split."""
+    from fairseq_lrpe.tasks.memory_lm import read_tokens  # this import takes seconds
+
+    return read_tokens(Path(folder) / split)
 
 
 ANSWER_PROBLEMS = {cls.__name__.lower(): cls for cls in (MQAR, Copy, Reverse, Sort, Sum, Parity, Needle)}

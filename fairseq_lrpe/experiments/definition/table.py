@@ -220,6 +220,8 @@ class TableSpec:
         if (other := self.settings.rows_of) is None:
             return []
         self._check("rows_of", "table", other, [name for name in tables() if name != self.name])
+        if read_model(self.path.with_name(f"{other}.yaml"), TableSettings).rows_of:
+            raise self._error("rows_of", f"{other} has the rows of another table: name that table")
         return [row.model_copy(update={"columns": None, "values": {}}) for row in TableSpec(other).rows]
 
     @property

@@ -272,7 +272,7 @@ def plot_columns(
         ax.set_ylabel(heading(cells["metric"].iloc[0]))
         _finish(ax, f"{kind + ': ' if kind else ''}{attention} attention")
     figure.suptitle(title)
-    save_figure(figure, path, dpi=150 if len(sizes) == 1 else 90)
+    save_figure(figure, path, dpi=150 if len(sizes) == 1 else 72)
     print(f"{path} shows the measured numbers by column.", file=sys.stderr)
     return figure
 

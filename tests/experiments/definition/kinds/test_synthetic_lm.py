@@ -58,6 +58,21 @@ def test_answers_are_evaluated_with_other_sizes(tmp_path):
     assert measured["nats"] == pytest.approx(math.log(260), rel=0.3) and measured["accuracy"] < 10
 
 
+def test_needles_in_longer_texts(tmp_path, data_bin):
+    changes = [f"data={data_bin}", "train.tokens_per_sample=40", "train.max_target_positions=64"]
+    changes += ["evaluations={test: {split: test, tokens_per_sample: 56}}"]
+    folder, measured = run(tmp_path, "synthetic_lm/needle_mini", "softmax", "nope", *changes)
+    assert measured.keys() == {
+        "settings",
+        "nats",
+        "accuracy",
+        "exact",
+        *(f"quarter_{n}" for n in (1, 2, 3, 4)),
+    }
+    assert measured["settings"]["tokens_per_sample"] == 56
+    assert {"dict.txt", "train.bin"} <= json.loads((folder / "run.json").read_text())["data"].keys()
+
+
 def start_and_kill(words, results, updates, victims):
     command = [sys.executable, "-m", "fairseq_lrpe", "train", *words, "--results", str(results)]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
