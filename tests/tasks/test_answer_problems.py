@@ -138,6 +138,14 @@ def test_metrics_of_a_perfect_and_a_wrong_model():
     assert found["exact"] == 50 and found["accuracy"] == pytest.approx(50, abs=5)
 
 
+@pytest.mark.parametrize("length, count", [(24, 512), (1500, 349), (9000, 128)])
+def test_long_sequences_are_fewer(length, count):
+    task = task_of(tokens_per_sample=length)
+    model = Perfect(task)
+    evaluate_synthetic.evaluate(model, task)
+    assert model.row == count
+
+
 def test_metrics_of_needles_in_each_quarter(data_bin):
     task = task_of(problem="needle", haystack=str(data_bin))
     found = evaluate_synthetic.evaluate(Perfect(task, wrong=task.dictionary.unk()), task)["measured"]

@@ -30,7 +30,9 @@ from fairseq_lrpe.utils.suggest import choices
 PROBLEMS = 128
 """Number of problems, as in the paper; all models get the same problems."""
 SEQUENCES = 512
-"""Number of sequences of problems in which only answers are predicted."""
+"""Number of sequences of problems in which only answers are predicted, up to 1,024 tokens."""
+LEAST_SEQUENCES, TOKENS = 128, 2**19
+"""Longer sequences are fewer: as many as have this number of tokens, but at least ``LEAST_SEQUENCES``."""
 BATCH_TOKENS = 2**13
 SIZES = [*(field.name for field in fields(ItemsProblem)), "tokens_per_sample"]
 
@@ -82,10 +84,11 @@ def answer_metrics(model, task) -> dict[str, float]:
     """
     device, pad = next(model.parameters()).device, task.dictionary.pad()
     task.load_dataset("test")
-    data, size = task.dataset("test"), max(1, BATCH_TOKENS // task.cfg.tokens_per_sample)
+    data, length = task.dataset("test"), task.cfg.tokens_per_sample
+    count, size = min(SEQUENCES, max(LEAST_SEQUENCES, TOKENS // length)), max(1, BATCH_TOKENS // length)
     losses, correct, exact, quarters = [], [], [], []
-    for start in range(0, SEQUENCES, size):
-        samples = [data[i] for i in range(start, min(start + size, SEQUENCES))]
+    for start in range(0, count, size):
+        samples = [data[i] for i in range(start, min(start + size, count))]
         batch = data.collater(samples)
         quarters += [task.problem.quarter(tokens - task.dictionary.nspecial) for _, (tokens, _) in samples]
         target = batch["target"].to(device)
