@@ -27,7 +27,7 @@ EXAMPLES = {"forget", "lines/own", "glue/wikibook"}
 """A method and an experiment that the reader adds, and an experiment that needs a trained model."""
 ONE_METHOD = {"lfhc_table5": "lfhc", "lfhc_table7": "lfhc", "lfhc": "gcdf", "": "rope"}
 """The method that is enough for a table whose name starts so."""
-TABLES_OF_SPEEDS = ("tmlr_table6", "iclr_table9")
+TABLES_OF_SPEEDS = ("tmlr_table6", "iclr_table9", "training_speed")
 """Tables whose runs have no training to print."""
 
 

@@ -69,7 +69,6 @@ def check(job, settings: dict, shorter: Path, updates: int) -> None:
         raise UserError(f"{shorter} has a checkpoint of {completed} of its {updates} updates")
     schedule = run_directory.read_checkpoint(shorter / LAST, "train the run first")["cfg"]["lr_scheduler"]
     schedule = vars(schedule) if isinstance(schedule, Namespace) else schedule
-    configured = {**job.cfg.train, **job.cfg.by_method.get(job.run.method, {})}
-    depends = any(value == updates and key not in configured for key, value in schedule.items())
+    depends = any(value == updates and key not in job.train_flags for key, value in schedule.items())
     if depends and schedule.get("lr_period_updates", 0) <= 0:
         raise UserError(f"in {shorter} the learning rate depends on the total number of updates")

@@ -75,13 +75,12 @@ def train_command(job) -> list[str]:
     cfg, gpus, nodes = job.cfg, job.gpus, job.nodes
     if job.precision == "bf16" and job.run.method == "fairseq":
         raise UserError("fairseq trains its own models in bf16 only on TPUs: use --precision fp16")
-    configured = {**cfg.train, **cfg.by_method.get(job.run.method, {})}
-    check_own_flags(configured, job.more)
+    check_own_flags(job.train_flags, job.more)
     flags = {
         "user_dir": display_path(PLUGIN),
         "task": job.kind.task,
         **job.kind.flags(job),
-        **configured,
+        **job.train_flags,
         "max_update": job.updates,
         BATCH_FLAGS[cfg.batch.unit]: cfg.batch.per_gpu,
         "update_freq": update_freq(cfg.batch, gpus, nodes),

@@ -78,6 +78,11 @@ class Job:
     def kind(self) -> Kind:
         return self.experiment.kind
 
+    @property
+    def train_flags(self) -> dict[str, object]:
+        """{name with underscores: value} of the configured flags, also of those of the method."""
+        return {**self.cfg.train, **self.cfg.by_method.get(self.run.method, {})}
+
     @cached_property
     def folder(self) -> Path:
         return self.moved or self.run.folder(self.results)

@@ -7,6 +7,7 @@ template is ``atlas.html.jinja``.
 import inspect
 import math
 import re
+from collections import defaultdict
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -18,10 +19,10 @@ from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Context, encoding_options
-from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.estimation.cost import saved_storages
+from fairseq_lrpe.experiments.definition.table import Row, Table, TableSpec, tables
 from fairseq_lrpe.experiments.reporting import blocks, encoding_kinds
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
+from fairseq_lrpe.experiments.reporting.answers import MEMORY, SPEED, answers
 from fairseq_lrpe.experiments.reporting.encoding_kinds import encoding_kind, overrides
 from fairseq_lrpe.experiments.reporting.records import read_runs, read_weights, shown_distances
 from fairseq_lrpe.experiments.reporting.renderers import format_number
@@ -29,13 +30,26 @@ from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
 from fairseq_lrpe.positions import POSITIONS, build_position
 from fairseq_lrpe.utils.subprocesses import as_flags
 
-PERPLEXITY, SPEED = "extrapolation", ("tmlr_table6", "iclr_table9")
-"""Tables with the perplexities, and with training speeds relative to Base."""
-TOKEN_POSITIONS = ("learned", *POSITIONS)
-"""Values of --token-positions with a card; “learned” is a module of fairseq."""
+TABLES = {
+    "extrapolation": "perplexity ",
+    "recall": "recall ",
+    "length_generalization": "",
+    "needle": "needle ",
+    "training_speed": "",
+}
+"""{table whose numbers are shown: prefix of its columns}"""
+OVERVIEW = ["perplexity 1 ×", "perplexity 4 ×", "perplexity 16 ×", "recall 16 pairs", "recall 32 pairs"]
+OVERVIEW += ["copy 20 tokens", "copy 25 tokens", "needle 1 ×", "needle 16 ×"]
+OVERVIEW += ["speed at 512", "speed at 2,048", "memory at 2,048"]
+"""Columns of the overview; cards have all columns."""
 LEARNED = "Adds a learned vector p_k to the embedding at position k (fairseq's LearnedPositionalEmbedding)."
+RANDOMIZED = """RoPE, trained with a sorted random subset of the positions 0 .. N - 1 (Ruoss et al. 2023).
+
+In evaluation, the positions of a sequence are 0 .. n - 1, all of which occur in training if n ≤ N."""
+TOKEN_POSITIONS = {"learned": LEARNED, "randomized": RANDOMIZED}
+TOKEN_POSITIONS |= {name: inspect.getdoc(cls) for name, cls in POSITIONS.items()}
+"""{name of a card of token positions: text}"""
 VOCABULARY = 120  # number of tokens of the corpus of the perplexities, wikitext_mini_chars
-MEMORY_LENGTH = 512  # number of tokens with which memory is measured
 DRAWS = 16  # number of random vectors over which initial weights are averaged
 NORMS = {
     "denominator": "Divides by the sum of the weights.",
@@ -47,71 +61,103 @@ NORMS = {
 def render(results: Path) -> str:
     """Returns the HTML page for a results folder or a folder of recorded results."""
     runs = {record.run: record for record in read_runs(results) if record.problem is None}
-    table = Table(PERPLEXITY, "mini")
-    numbers, [experiment] = _numbers(table, runs), table.experiments.values()
-    for name in SPEED:
-        for key, found in _numbers(Table(name, "mini"), runs).items():
-            numbers.setdefault(key, {})["speed"] = next(iter(found.values()))
-    cfg = experiment.cfg
+    tables = {name: Table(name, "mini") for name in TABLES}
+    numbers, columns = _numbers(tables, runs)
+    [experiment] = tables["extrapolation"].experiments.values()
+    cfg, entries, places = experiment.cfg, [], _tables_by_method()
     trained = {(run.attention, run.method): of for run, of in read_weights(results, runs).items()}
-    modules = {name: _modules(name, cfg) for name in dict.fromkeys(map(canonical, METHODS))}
-    entries = []
-    for name, of in modules.items():
+    for name in dict.fromkeys(map(canonical, METHODS)):
+        of = _modules(name, cfg)
         entry = _method_entry(name, of)
-        for attention, layers in of.items():
-            memory = _kept_memory(layers[0]) / _kept_memory(modules["nope"][attention][0])
-            numbers.setdefault((attention, name), {})["memory"] = f"{memory:.2f}", memory
         length = cfg.train.tokens_per_sample
         initial = {attention: _initial_weights(layers, length) for attention, layers in of.items()}
         after = {attention: trained[attention, name] for attention in of if (attention, name) in trained}
         shown = {"initial weights": initial, "weights after training": after}
         entry.plots = {title: blocks.weight_plot(weights) for title, weights in shown.items() if weights}
+        entry.tables = ", ".join(places[name])
         entries.append(entry)
-    entries += [_position_entry(name, table, cfg.train) for name in TOKEN_POSITIONS]
+    entries += [_position_entry(name, tables["extrapolation"], cfg.train) for name in TOKEN_POSITIONS]
     for entry in entries:
-        # {attention: {column of the table of perplexities, "speed" or "memory": (text, value)}}
-        entry.numbers = {x: numbers.get((x, entry.name), {}) for x in entry.attentions}
-    columns = list(table.columns)
-    rows = [(entry, attention) for entry in entries for attention in entry.attentions]
-    rows.sort(key=lambda row: row[0].numbers[row[1]].get(columns[-1], ("", math.inf))[1])
+        entry.numbers = {x: numbers[x, entry.name] for x in entry.attentions if (x, entry.name) in numbers}
+    rows = [(entry, attention) for entry in entries for attention in entry.numbers]
+    rows.sort(key=lambda row: _value(row[0].numbers[row[1]].get("perplexity 16 ×")))
     return blocks.render(
         "atlas.html.jinja",
         title="Atlas of positional encodings",
+        answers=answers(runs),
+        bounds=(SPEED, MEMORY),
         entries=entries,
         rows=rows,
         columns=columns,
+        overview=[column for column in OVERVIEW if column in columns],
+        plot=blocks.scatter_plot(_points(rows)),
         attentions=ATTENTIONS,
         kinds=sorted({entry.kind for entry in entries}),
         cfg=cfg,
         draws=DRAWS,
-        memory_length=MEMORY_LENGTH,
     )
 
 
-def _numbers(table, runs):
-    """Returns {(attention, name): {column: (text, mean)}} of the measured cells."""
-    found = {}
-    for cell, line in zip(table.cells, summarize(table, runs).itertuples(), strict=True):
-        changes = dict(cell.runs[0].changes)
-        name = changes.pop("train.token_positions", cell.runs[0].method)
-        if name in TOKEN_POSITIONS:
-            changes.pop("train.max_target_positions", None)
-        if line.seeds and not changes:
-            text = f"{format_number(line.mean, line.std, line.decimals)} ({line.state})"
-            found.setdefault((cell.attention, name), {})[cell.column] = text, line.mean
+def _points(rows):
+    for entry, attention in rows:
+        x, y = (_value(entry.numbers[attention].get(f"perplexity {length} ×")) for length in (1, 16))
+        if math.isfinite(x) and math.isfinite(y):
+            yield x, y, entry.name, attention, entry.kind
+
+
+def _value(cell):
+    return math.inf if cell is None or cell[1] is None else cell[1]
+
+
+def _numbers(tables, runs):
+    """Returns {(attention, name): {column: (text, mean)}} and the columns with a number.
+
+    The mean is None if the cell is not measured.
+    """
+    found, columns = {}, {}
+    for name, table in tables.items():
+        lines = summarize(table, runs).itertuples()
+        for cell, line in zip(table.cells, lines, strict=True):
+            column, text, mean = TABLES[name] + cell.column, "not measured", None
+            if line.seeds:
+                text = f"{format_number(line.mean, line.std, line.decimals)} ({line.state})"
+                columns[column], mean = name, line.mean
+            row = next(x for x in table.rows if (x.attention, x.row) == (cell.attention, cell.row))
+            found.setdefault((cell.attention, entry_name(row)), {})[column] = text, mean
+    return found, list(columns)
+
+
+def entry_name(row: Row) -> str:
+    """Returns the name of the card of a table's row."""
+    if "train.randomized_positions" in row.changes:
+        return "randomized"
+    return row.changes.get("train.token_positions", canonical(row.method))
+
+
+def _tables_by_method():
+    """Returns {method: names of the tables with a row of it}."""
+    found = defaultdict(list)
+    for name in tables():
+        for method in dict.fromkeys(canonical(row.method) for row in TableSpec(name).rows if row.method):
+            found[method].append(name)
     return found
 
 
 def _position_entry(name, table, flags):
-    """Returns the card of a position embedding; its row of a table has the length."""
-    changes = next((x.changes for x in table.rows if x.changes.get("train.token_positions") == name), {})
+    """Returns the card of token positions; their row of a table has the length."""
+    changes = next(row.changes for row in table.rows if entry_name(row) == name)
     length = changes.get("train.max_target_positions", flags.max_target_positions) or flags.tokens_per_sample
-    parameters, doc = flags.decoder_embed_dim * length, LEARNED
-    effect = "Changes nothing in attention, but the inputs of the first layer."
-    if name in POSITIONS:
+    effect, parameters = "Changes nothing in attention, but the inputs of the first layer.", 0
+    shown = f"--token-positions {name}"
+    if name == "learned":
+        parameters = flags.decoder_embed_dim * length
+    elif name == "randomized":
+        effect = "Changes the positions of the encoding."
+        shown = f"--encoding rope --randomized-positions {changes['train.randomized_positions']}"
+    else:
         sizes = {"layers": flags.decoder_layers, "embed_dim": flags.decoder_embed_dim}
         module = build_position(name, vocab_size=VOCABULARY, **sizes, max_positions=length, causal=True)
-        parameters, doc = sum(p.numel() for p in module.parameters()), inspect.getdoc(POSITIONS[name])
+        parameters = sum(p.numel() for p in module.parameters())
         if POSITIONS[name].every_layer:
             effect = "Changes the inputs of attention in every layer."
     return SimpleNamespace(
@@ -119,13 +165,14 @@ def _position_entry(name, table, flags):
         aliases=[],
         source="an absolute position embedding, combined with the embeddings of the tokens",
         kind=encoding_kinds.TOKEN_POSITIONS,
-        formula=_as_html(doc),
-        flags=f"--token-positions {name}",
+        formula=_as_html(TOKEN_POSITIONS[name]),
+        flags=shown,
         parameters=parameters,
         effects=dict.fromkeys(ATTENTIONS, effect),
         attentions=list(ATTENTIONS),
         options=[],
         plots={},
+        tables="",
     )
 
 
@@ -228,12 +275,3 @@ def _random_features(encoding, length, width):
         return None
     torch.manual_seed(1)
     return encoding.input_features(torch.randn(DRAWS, encoding.left_context + length, width))
-
-
-def _kept_memory(module):
-    """Returns the bytes that training keeps for the backward pass of a module."""
-    inputs = torch.randn(1, MEMORY_LENGTH, module.embed_dim, requires_grad=True)
-    with saved_storages(module.train()) as saved:
-        _output = module(inputs)  # keeps the storages alive
-    module.eval()
-    return sum(saved.values())

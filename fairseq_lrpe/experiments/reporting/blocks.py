@@ -5,6 +5,8 @@
 
 import math
 import re
+from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 
 import jinja2
@@ -13,6 +15,7 @@ from markupsafe import Markup, escape
 from fairseq_lrpe.experiments.reporting.renderers import TEXT_COLUMNS, Bold
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 330, 170, 38, 20  # of SVG plots, and of their margins
+HIGHEST = 32.0  # perplexity at the upper edge of the scatter plot
 
 
 def render(template: str, **variables: object) -> str:
@@ -70,5 +73,48 @@ def weight_plot(curves: dict[str, list[tuple[int, float]]]) -> Markup:
         axes=[(x(0), x(last), y(value)) for value in (0, 1)],
         ticks=[(x(-4), y(value), f"{value:g}") for value in (0, 1, 4, 16) if value <= max(1, largest)],
         ends=[(x(0), "middle", "0"), (x(last), "end", f"distance {last}")],
+    )
+    return Markup(text)
+
+
+def scatter_plot(points: Iterable[tuple[float, float, str, str, str]]) -> Markup:
+    """Returns an SVG of perplexities at 1 × and 16 × the training length, on logarithmic axes.
+
+    The best method of each kind and attention at 16 × has a label beside the plot; all have a tooltip.
+
+    Args:
+        points: (perplexity at 1 ×, at 16 ×, method, attention, kind). Perplexities above ``HIGHEST`` are
+            drawn at the edge.
+    """
+    points = sorted(points, key=itemgetter(1))
+    if not points:
+        return Markup()
+    width, height = 420, 400
+    low, high = math.log(0.97 * min(min(x, y) for x, y, *_ in points)), math.log(HIGHEST)
+    right = math.log(1.03 * max(x for x, *_ in points))
+
+    def x_axis(value):
+        return round(LEFT + (width - LEFT) * (math.log(value) - low) / (right - low), 1)
+
+    def y_axis(value):
+        return round((height - BOTTOM) * (high - math.log(min(value, HIGHEST))) / (high - low), 1)
+
+    kinds = sorted({kind for *_, kind in points})
+    found = [(x_axis(x), y_axis(y), *about, f"{x:.2f}", f"{y:.2f}") for x, y, *about in points]
+    best = {}
+    for point in found:
+        best.setdefault(point[3:5], point)
+    labels = sorted(best.values(), key=itemgetter(1))
+    gap = (height - BOTTOM) / len(labels)
+    text = render(
+        "scatter_plot.svg.jinja",
+        size=(width + 310, height),
+        edge=width,
+        bottom=height - BOTTOM,
+        points=found,
+        labels=[(point, round((n + 0.5) * gap, 1)) for n, point in enumerate(labels)],
+        colors={kind: n for n, kind in enumerate(kinds)},
+        ticks_x=[(x_axis(value), value) for value in (6, 7, 8, 9, 10, 12) if low < math.log(value) < right],
+        ticks_y=[(y_axis(value), value) for value in (6, 7, 8, 10, 15, 20, 30) if math.log(value) > low],
     )
     return Markup(text)

@@ -5,19 +5,24 @@ import re
 import shutil
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
+from scipy import stats
 from support.html_page import Page
 from support.tiny import run_here
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import report, results
+from fairseq_lrpe.cli.results import RECORDED
 from fairseq_lrpe.encodings import START
 from fairseq_lrpe.experiments.definition.experiment import Experiment
+from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.inference import attention as inference
 from fairseq_lrpe.experiments.reporting import atlas, recording
-from fairseq_lrpe.experiments.reporting.records import configured_settings, read_weights
+from fairseq_lrpe.experiments.reporting.answers import QUESTIONS, answers
+from fairseq_lrpe.experiments.reporting.records import configured_settings, read_runs, read_weights
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
 
@@ -51,8 +56,10 @@ def folder(tmp_path_factory):
             values = {2**n: perplexity + 2 * n + run.seed for n in range(5)}
             measured[run] = {(f"test_x{n}", "perplexity"): value for n, value in values.items()}
     write_records(path, measured, "lm")
-    [run] = Experiment.load("speed/roberta_mini").runs("linear", "rope", [1])
-    write_records(path, {run: {("steps", "relative_speed"): 0.75}}, "speed")
+    [run] = Experiment.load("speed/lm_mini").runs("linear", "rope", [1])
+    write_records(
+        path, {run: {("steps", "relative_speed"): 0.75, ("steps", "relative_memory"): 1.25}}, "speed"
+    )
     return path
 
 
@@ -69,9 +76,9 @@ def test_every_method_has_a_card(path):
     page = Page(text)
     cards = [attributes for tag, attributes in page.tags if attributes.get("class") == "card"]
     names = sorted(name for card in cards for name in card["data-name"].split())
-    assert names == sorted([*METHODS, "learned", *POSITIONS])
+    assert names == sorted([*METHODS, "learned", "randomized", *POSITIONS])
     positions = [card for card in cards if card["data-kind"] == "token positions"]
-    assert text.count("<svg") == len(cards) - len(positions) and len(text) < 3e6
+    assert text.count("<svg") == len(cards) - len(positions) + 1 and len(text) < 3e6
     assert "&lt;code" not in text and "``" not in text and ":class:" not in text
     kinds = {card["id"]: card["data-kind"] for card in cards}
     shown = [kinds[f"card-{name}"] for name in ("base", "fire", "nope", "alibi", "rope", "t5", "cope")]
@@ -82,25 +89,51 @@ def test_every_method_has_a_card(path):
 def test_numbers(path):
     """All numbers that are shown as measured, and only these, are those of the records."""
     text = path.read_text()
-    head, cards = text.split("<h2>Encodings</h2>")
+    head, cards = text.replace("\u00a0", " ").split("<h2>Encodings</h2>")
     values = re.findall(r'<td data-value="(.+?)">(\S+ ± \S+|\S+) \((.+?)\)</td>', head)
     means = {key: [x + 1.5 + 2 * n for n in (0, 2, 4)] for key, x in PERPLEXITIES.items()}
     expected = [(f"{x}", f"{x:.2f} ± 0.71", "2 of 3") for found in means.values() for x in found]
-    expected.append(("0.75", "0.75", "1 of 3"))
+    expected.append(("0.75", "0.75", "1"))
     assert sorted(values) == sorted(expected)
-    rows = re.findall(r'<a href="#card-(\w+)">.*?<td class="text">(\w+)</td>', head, re.DOTALL)
+    rows = re.findall(r'<a href="#card-(\w+)">\w+</a></td>\s*<td class="text">(\w+)</td>', head)
     measured = [("rope", "softmax"), ("alibi", "linear"), ("hierarchical", "linear"), ("rope", "linear")]
     assert rows[:4] == measured  # by 16 ×
+    points = re.findall(r"<title>(\w+), (\w+) attention, .*?: (.+?) at 1 ×, (.+?) at 16 ×", head)
+    assert sorted(points) == sorted((name, x, f"{v[0]:.2f}", f"{v[2]:.2f}") for (x, name), v in means.items())
     card = cards.split('id="card-rope"')[1].split("</section>")[0]
-    memory = [float(x) for x in re.findall('data-value="(.+?)"', card.split(">memory<")[1])]
-    assert len(memory) == 2 and min(memory) >= 1
     assert [float(x) for x in re.findall('data-value="(.+?)"', card)] == [
         *(x for n in range(5) for x in (21.75 + 2 * n, 11 + 2 * n)),
         0.75,
-        *memory,
+        1.25,
     ]
-    assert card.count("not measured") == 1  # the speed in softmax attention
-    assert float(re.search('data-value="([0-9.]+)">1.00<', cards.split('id="card-nope"')[1])[1]) == 1
+    assert card.count("not measured") == 2  # speed and memory in softmax attention
+    assert cards.split('id="card-learned"')[1].split("</section>")[0].count(">–<") == 2 * 4
+
+
+def test_answers():
+    """The answers are those that the recorded numbers give, computed anew."""
+    frame, recorded = pd.read_csv(RECORDED / "measurements.csv"), read_runs(RECORDED)
+    found = {answer.question: answer for answer in answers({record.run: record for record in recorded})}
+    assert "Linear attention" in found and "Images, linear attention" in found
+    frame = frame[frame.changes.isna()].rename(columns={"value": "x"})
+    for question, basis, name, column, attention in QUESTIONS:
+        table = Table(name, "mini")
+        cell = next(x for x in table.cells if (x.column, x.attention) == (column, attention))
+        kept = frame[(frame.experiment == cell.experiment) & (frame.attention == attention)]
+        kept = kept[(kept.evaluation == cell.evaluation) & (kept.metric == cell.metric)]
+        if question not in found or question.startswith("Smallest cost"):
+            assert question in found or kept.empty or question.startswith("Smallest cost")
+            continue
+        seeds, answer = kept.pivot(index="method", columns="seed", values="x").dropna(), found[question]
+        means = seeds.mean(axis=1)
+        best = means.idxmax() if cell.better == "higher" else means.idxmin()
+        assert answer.best.method == best and answer.best.mean == pytest.approx(means[best])
+        assert ("lowest" in basis) == (cell.better == "lower")
+        for method, values in seeds.drop(index=best).iterrows():
+            interval = stats.ttest_rel(values, seeds.loc[best]).confidence_interval()
+            overlap = values.min() <= seeds.loc[best].max() and values.max() >= seeds.loc[best].min()
+            is_equal = interval.low <= 0 <= interval.high and overlap
+            assert (method in [x.method for x in answer.equal]) == is_equal, (question, method)
 
 
 @pytest.mark.slow
@@ -122,25 +155,6 @@ def test_recorded_weights(folder, tmp_path, monkeypatch):
     file = copy / "settings/lm-extrapolation_mini.jsonl"
     file.write_text(file.read_text().replace('"train.lr": ', '"train.lr": 1'))
     assert atlas.render(copy).count("weights after training</figcaption>") == 0
-
-
-class Saving(torch.nn.Module):
-    """Keeps its input, which is used twice, and the exponentials."""
-
-    embed_dim = 16
-
-    def __init__(self):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(16))
-
-    def forward(self, x):
-        return (x * x * self.scale).exp()
-
-
-def test_memory_is_that_of_the_saved_tensors():
-    """Parameters do not count, and a tensor that is kept twice counts once."""
-    size = 4 * 16 * atlas.MEMORY_LENGTH
-    assert atlas._kept_memory(Saving()) == 3 * size  # x, x², exp
 
 
 @pytest.mark.parametrize("cls, name", [

@@ -101,8 +101,7 @@ def model_flags(job) -> dict:
 def _configured_model(job) -> dict:
     """Returns the flags of a model that is not trained yet, without fairseq's defaults."""
     method = METHODS[job.run.method].flags if job.run.method in METHODS else {}
-    configured = {**job.cfg.train, **job.cfg.by_method.get(job.run.method, {})}
-    return {"encoding": "none", "tokens_per_sample": 1, **method, **configured}
+    return {"encoding": "none", "tokens_per_sample": 1, **method, **job.train_flags}
 
 
 def check_length(job, split: str, length: int) -> int:

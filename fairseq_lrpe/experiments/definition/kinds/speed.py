@@ -1,6 +1,8 @@
-"""Training speed relative to the method base of the same attention, measured without training a model."""
+"""Speed and memory of training steps relative to another method, measured without training a model."""
 
 import json
+import shlex
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import PositiveInt
@@ -15,6 +17,7 @@ class SpeedSettings(Settings):
     data: str = ""  # the inputs are random
     evaluations: dict[str, Model | None] = {}
     model: Literal["lm", "roberta", "transformer"]  # family of the models
+    reference: str = "base"  # method of the same attention to which others are relative
     length: PositiveInt  # number of tokens of each sequence
     layers: PositiveInt
     vocab_size: PositiveInt
@@ -22,16 +25,18 @@ class SpeedSettings(Settings):
 
 
 class Speed(Kind):
-    """Alternates training steps of a method and of the method base in one process.
+    """Alternates training steps of a method and of the reference in one process.
 
-    ``relative_speed`` is the median time of a step of base divided by that of the method, ``milliseconds``.
+    ``relative_speed`` is the median time of a step of the reference divided by that of the method,
+    ``milliseconds``. ``relative_memory`` is the method's peak memory, with the model and its optimizer,
+    divided by that of the reference. A table's changes of a row apply to its method only.
     """
 
     settings = SpeedSettings
     trains = False
     task = ""
     family = ""
-    metrics = {"relative_speed": "higher", "milliseconds": "lower"}
+    metrics = {"relative_speed": "higher", "milliseconds": "lower", "relative_memory": "lower"}
     decimals = {**Kind.decimals, "milliseconds": 1}
 
     def updates(self, cfg):
@@ -39,7 +44,7 @@ class Speed(Kind):
 
     def evaluate(self, job, name):
         cfg, run, precision = job.cfg, job.run, job.precision
-        archs = [architecture(run.attention, cfg.model, method) for method in ("base", run.method)]
+        [reference] = job.experiment.runs(run.attention, cfg.reference, [run.seed])
         out = job.folder / f"speed-{name}.json"
         settings = {
             "batch_size": cfg.batch.total,
@@ -47,11 +52,18 @@ class Speed(Kind):
             "cpu": job.cpu,
             "json": out,
         }
-        flags = {**cfg.train, "seed": run.seed, precision: precision != "fp32"}
-        command = ["python", "-m", "fairseq_lrpe", "bench", "train", *archs, *as_flags(settings)]
+        models = [_model(cfg.model, one) for one in (replace(job, run=reference), job)]
+        flags = {"seed": run.seed, precision: precision != "fp32"}
+        command = ["python", "-m", "fairseq_lrpe", "bench", "train", *models, *as_flags(settings)]
         job.call([*command, "--", *as_flags(flags)], name)
-        _, measured = json.loads(out.read_text())
-        return {"relative_speed": measured["relative"], "milliseconds": measured["ms"]}
+        base, measured = json.loads(out.read_text())
+        found = {"relative_speed": measured["relative"], "milliseconds": measured["ms"]}
+        return found | {"relative_memory": measured["MiB"] / base["MiB"]}
+
+
+def _model(family, job):
+    arch = architecture(job.run.attention, family, job.run.method)
+    return shlex.join([arch, *as_flags(job.train_flags)])
 
 
 KIND = Speed()
