@@ -1,1 +1,1 @@
-"""Prepares published corpora or the user's own data for fairseq; the package ``corpora`` implements them."""
+"""Prepares published corpora and your own data for fairseq; the classes of corpora are in ``corpora``."""

@@ -22,7 +22,7 @@ def splits_in(folder: Path, ending: str) -> list[str]:
 
 
 def concatenate(files: Iterable[Path], target: Path) -> None:
-    """Concatenates non-empty text files, without byte order marks, and with a newline at the end of each."""
+    """Concatenates non-empty text files, drops byte order marks, and adds missing newlines at their ends."""
     with target.open("wb") as out:
         for file in files:
             with file.open("rb") as text:
@@ -35,10 +35,10 @@ def concatenate(files: Iterable[Path], target: Path) -> None:
 
 
 def preprocess(texts: dict, folder: Path, log: Path, *flags, workers: int = 1) -> None:
-    """Runs fairseq-preprocess for monolingual text, or with flags such as --source-lang for parallel text.
+    """Binarizes texts with fairseq-preprocess; parallel text requires ``flags`` such as --source-lang.
 
     Args:
-        texts: {split: path of the text, or list of paths}; without the suffix of the language.
+        texts: {split: path of the text, or list of paths}. Paths of parallel text omit the language's suffix.
         folder: Output folder.
         log: Log file, to which the output of fairseq-preprocess is appended.
         flags: Further flags of fairseq-preprocess.

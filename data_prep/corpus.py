@@ -35,7 +35,7 @@ class Corpus:
         metavar: Name of the value of --from in --help; with "FOLDER", files are rejected.
         task: The fairseq task that reads the binarized data.
         options: {option: arguments of argparse's add_argument}.
-        unrecorded: Options that do not affect the data.
+        unrecorded: Options that do not affect the data, so that they may differ in a later run.
     """
 
     accepts: str
@@ -103,7 +103,7 @@ def recorded_folder(folder: Path, record: dict) -> Iterator[Path]:
 
 
 def check_record(folder: Path, record: dict) -> None:
-    """Raises UserError if ``folder`` was made with other options than ``record``, or by something else."""
+    """Raises UserError if ``folder`` was not made by this command with the options in ``record``."""
     file = folder / RECORD
     if file.is_file():
         for name, value in json.loads(file.read_text()).items():

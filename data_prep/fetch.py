@@ -120,7 +120,7 @@ def _download(part, url, size):
 
 
 def unpacked(source: Path, folder: Path) -> Path:
-    """Returns ``source`` or, if it is a zip or tar archive, the new folder ``folder`` with its content.
+    """Returns ``source`` if it is a folder; unpacks a zip or tar archive into ``folder`` and returns that.
 
     Raises:
         UserError: If the archive is damaged or has files outside of its folder.
@@ -151,7 +151,8 @@ def check_member(member: tarfile.TarInfo, folder: Path) -> None:
     elif member.islnk():
         paths.append(root / member.linkname)
     if member.isdev() or not all(path.resolve().is_relative_to(root) for path in paths):
-        raise UserError(f"the archive's member {member.name} is not a file inside of it: unpack it yourself")
+        wrong = "is a device or would be unpacked outside of the folder"
+        raise UserError(f"the archive's member {member.name} {wrong}: unpack the archive yourself")
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:

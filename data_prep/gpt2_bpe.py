@@ -30,7 +30,7 @@ def provide(folder: Path, source: Path | None = None, types: int | None = None) 
         contents = first_types(contents, types)
     merges = folder / "vocab.bpe"
     if merges.is_file() and merges.read_bytes() != contents[merges.name]:
-        raise UserError(f"{folder} has another --bpe-types: choose the same, or another --out")
+        raise UserError(f"{folder} was made with another --bpe-types: pass the same, or another --out")
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         write_atomic(folder / name, content)
@@ -54,7 +54,7 @@ def first_types(contents: dict[str, bytes], types: int) -> dict[str, bytes]:
 
 
 def published(dest: Path, copy: Path | None = None) -> bytes:
-    """Returns the content of a published BPE file: a verified copy of it, or ``dest``, which is downloaded.
+    """Returns the verified content of a published BPE file: of ``copy``, or of ``dest``, which is downloaded.
 
     If a dict.txt has additional madeupwords at its end, as in other fairseq releases (51,196 lines), they are
     removed.

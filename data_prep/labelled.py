@@ -59,7 +59,7 @@ class Labelled(Corpus):
         write_dictionary(folder, self.types, self.labels, counts, **self.metadata(args))
 
     def readable(self, images: Iterable[tuple[Row, str]], total: int) -> Iterator[Row]:
-        """Yields the rows of (row, "") and adds the errors of (row, error) to ``unreadable``.
+        """Yields the row of each (row, error) with an empty error, and adds other errors to ``unreadable``.
 
         Raises:
             UserError: At the end, if most of the ``total`` images are unreadable.
@@ -156,7 +156,7 @@ def dataset_builder(prefix: Path, dtype: type):
 def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, total: int | None = None) -> int:
     """Writes the files of a split and returns its number of rows.
 
-    Rows are (values of each input ..., label). Values are indices into the ``types`` of the dictionary, or
+    Rows are (values of each input ..., label). Values are indices into a dictionary of ``types`` symbols, or
     UNKNOWN. The label is the index of a class, or -1 if it is unknown.
     """
     builders, labels = [], []
@@ -183,7 +183,7 @@ def write_dictionary(folder: Path, types: Sequence[str], labels: Sequence[str], 
 
 
 def write_metadata(folder: Path, labels: Sequence[str], rows: dict, **metadata) -> None:
-    """Writes the file that ``data.layout.read_metadata`` reads, after the files of all splits."""
+    """Writes the metadata that ``data.layout.read_metadata`` reads; call it after all splits are written."""
     inputs = len(list(folder.glob(f"{next(iter(rows))}.input?.idx")))
     content = {"inputs": inputs, "labels": list(labels), "rows": rows, **metadata}
     (folder / METADATA).write_text(json.dumps(content, indent=1) + "\n")

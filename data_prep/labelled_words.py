@@ -93,8 +93,8 @@ def label_names(text: Path) -> list[str]:
         raise UserError(f"the training set has only the label {names[0]!r}: expected at least two labels")
     for file in text.glob("*.label"):
         if unknown := set(read_lines(file)) - set(names):
-            known = f"the training set has {', '.join(names)}"
-            raise UserError(f"the {file.stem} set has the label {min(unknown)!r}: {known}")
+            known = f"the training set has only {', '.join(names)}"
+            raise UserError(f"the {file.stem} set has the label {min(unknown)!r}, but {known}: correct it")
     return names
 
 

@@ -12,7 +12,7 @@ from fairseq_lrpe.utils.subprocesses import die_with_parent
 
 
 def open_text(path, mode, encoding):
-    """Opens text whose lines end with newlines only, without a byte order mark; fairseq passes "utf-8"."""
+    """Opens UTF-8 text and skips a byte order mark; only newlines end a line, and ``encoding`` is ignored."""
     return open(path, mode, encoding="utf-8-sig", newline="\n")
 
 

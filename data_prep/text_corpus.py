@@ -74,7 +74,7 @@ class BytePairCorpus(TextCorpus):
             "help": "folder with encoder.json, vocab.bpe and dict.txt of GPT-2 BPE (default: download them)",
         },
         "--bpe-types": number(
-            "size of the vocabulary of a small model: the bytes and the first merges (default: all types)",
+            "use only N types, the bytes and the first merges, for a small model (default: all types)",
             gpt2_bpe.BYTES,
         ),
     }

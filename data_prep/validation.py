@@ -50,7 +50,7 @@ def usable_rows(
             kept += 1
             yield row
     if broken > kept or (broken and required):
-        raise UserError(f"{name} {first}; {broken:,} broken lines in total")
+        raise UserError(f"{name} {first}; {broken:,} broken lines in total: correct them")
     if not kept:
         raise UserError(f"{name} has no rows")
     if broken:

@@ -31,7 +31,7 @@ def load_results(results: "str | Path") -> "pd.DataFrame":
 
 
 def published() -> "pd.DataFrame":
-    """Returns the numbers that the papers published as a tidy DataFrame.
+    """Returns the published numbers of the papers as a tidy DataFrame.
 
     See :func:`fairseq_lrpe.experiments.reporting.measurements.published` for its columns.
     """
@@ -49,8 +49,8 @@ def load_model(
 ) -> "TrainedModel":
     """Loads a trained model for inference, from a run's folder or a checkpoint file.
 
-    See :func:`fairseq_lrpe.experiments.inference.load.load_model` for the arguments, and the methods of each
-    family.
+    See :func:`fairseq_lrpe.experiments.inference.load.load_model` for the arguments, and for what the
+    returned model of each family can do.
     """
     with unchanged_root_logger():
         from fairseq_lrpe.experiments.inference import load

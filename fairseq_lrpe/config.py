@@ -61,8 +61,8 @@ class _SharedConfig(FairseqDataclass):
     )
     rope_scaling: str = flag(
         "",
-        "scaling of the angles of rotations for sequences that are FACTOR times as long as the LENGTH in "
-        f"training, as TYPE:FACTOR:LENGTH with one of {', '.join(SCALINGS)}",
+        "TYPE:FACTOR:LENGTH, a scaling of the angles of rotations for sequences that are FACTOR times as "
+        f"long as the LENGTH in training; TYPE is one of {', '.join(SCALINGS)} (empty: no scaling)",
     )
     randomized_positions: int = flag(
         0,
@@ -112,7 +112,7 @@ TRANSFORMER_FLAGS = dict(_flat_fields(TransformerConfig))
 
 
 def fairseq_flags(*names: str) -> type:
-    """Returns a dataclass with flags of fairseq's ``transformer``, to which models add their own flags."""
+    """Returns a dataclass with the named flags of fairseq's ``transformer``; models add their own flags."""
     flags = []
     for name in names:
         f = TRANSFORMER_FLAGS[name]
@@ -158,7 +158,7 @@ PLACEMENT_FLAGS = ("encoder_attention", "decoder_attention", "encoding_in", "ima
 
 
 def has_flag(cfg, name: str) -> bool:
-    """Returns whether a configuration has a flag; omegaconf 2.0 returns None for those that it lacks."""
+    """Returns whether a configuration has a flag. In omegaconf 2.0, a missing flag reads as None."""
     return name in cfg if isinstance(cfg, DictConfig) else hasattr(cfg, name)
 
 
@@ -191,7 +191,7 @@ def method_flags(cfg) -> dict:
 
 
 def check_position(cfg, embed_dim: int, num_heads: int) -> None:
-    """Raises a UserError if the flags are invalid for a model of this size."""
+    """Raises a UserError if flags of attention and positions are invalid or heads do not divide the width."""
     for name, choices in (
         ("attention", ATTENTIONS),
         ("encoding", ENCODINGS),
@@ -207,10 +207,12 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
         decomposable = [name for name, cls in ENCODINGS.items() if cls.decomposable]
         raise UserError(
             f"encoding {cfg.encoding!r} needs the score matrix, which linear attention does not compute: "
-            f"use softmax attention, or one of {', '.join(decomposable)}"
+            f"use softmax attention (--attention softmax), or one of the encodings {', '.join(decomposable)}"
         )
     if num_heads < 1 or embed_dim % num_heads:
-        raise UserError(f"the embed dim {embed_dim} is not divisible by {num_heads} attention heads")
+        raise UserError(
+            f"the embedding dimension {embed_dim} is not divisible by {num_heads} attention heads: change one"
+        )
 
 
 def check_options(cfg, given) -> None:
@@ -253,13 +255,14 @@ def check_randomized_positions(cfg, encoding: Encoding) -> None:
     name, omit = encoding.name, "omit it, or --randomized-positions"
     if encoding.left_context is not None or name in ("cope", "stick_breaking"):
         raise UserError(
-            f"{name} depends on the input instead of positions: use another encoding, or omit "
+            f"the encoding {name} depends on the input instead of positions: use another encoding, or omit "
             "--randomized-positions"
         )
     without = cfg.token_positions in ("none", "convolution", "rnn")
     if name == "none" and (without or getattr(cfg, "no_token_positional_embeddings", False)):
         raise UserError(
-            "--randomized-positions needs positions: pass --encoding, or --token-positions sinusoidal"
+            "--randomized-positions needs positions, but the model has neither an encoding nor position "
+            "embeddings: pass --encoding, or --token-positions sinusoidal"
         )
     if name == "tupe" and encoding.cls:
         raise UserError(
@@ -267,9 +270,12 @@ def check_randomized_positions(cfg, encoding: Encoding) -> None:
             "separately: pass --no-tupe-cls"
         )
     if cfg.rope_scaling:
-        raise UserError(f"--rope-scaling would scale random positions: {omit}")
+        raise UserError(f"--rope-scaling assumes consecutive positions, not random ones: {omit}")
     if recomputes_activations(cfg):
-        raise UserError(f"--checkpoint-activations would draw other positions again: {omit}")
+        raise UserError(
+            "--checkpoint-activations and --offload-activations compute layers again in the "
+            "backward pass, where random positions would differ: omit them, or --randomized-positions"
+        )
     if getattr(cfg, "mask_decoder", False):
         raise UserError(f"--mask-decoder does not support random positions: {omit}")
 
@@ -295,4 +301,7 @@ def check_part(cfg, part: str, **shared) -> None:
         with torch.device("meta"), user_errors():  # draws no random numbers
             position = build_position(name, embed_dim=width, vocab_size=2, causal=causal)
         if position.every_layer and recomputes_activations(cfg):
-            raise UserError(f"--checkpoint-activations is not supported with {name} token positions: omit it")
+            raise UserError(
+                "--checkpoint-activations and --offload-activations are not supported with the token "
+                f"positions {name}: omit them"
+            )

@@ -1,4 +1,4 @@
-"""Table of published methods, from which every model family registers an architecture for each attention.
+"""Table of published methods; every model family registers an architecture per method and attention.
 
 ``lrpe methods`` prints the table.
 """
@@ -16,7 +16,8 @@ LINEAR_BACKENDS = ("auto", "chunk", "fla")
 def check_linear_options(linear_norm: str, feature_map: str) -> None:
     if feature_map == "exp" and linear_norm == "layernorm":
         raise UserError(
-            "the feature map 'exp' overflows without a division: use the linear norm denominator or content"
+            "the feature map 'exp' overflows with the linear norm 'layernorm', which does not divide by "
+            "the sum of the weights: use the linear norm denominator or content"
         )
 
 
@@ -168,26 +169,26 @@ for _p, _rotation in (("householder", "householder"), ("identity", "identity"), 
 LISTING = "`lrpe methods` lists the methods and their attentions"
 
 FAIRSEQ_ARCHITECTURES = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
-"""{family: fairseq's own architecture}, for the method ``fairseq``; it equals ``base`` with softmax."""
+"""{family: fairseq's architecture} of the method ``fairseq``, which equals ``base`` in softmax attention."""
 
 
 def architecture(attention: str, family: str, method: str) -> str:
-    """Returns the value of --arch."""
+    """Returns the value of --arch; raises a UserError if the family does not have the method."""
     if method == "fairseq" and family not in FAIRSEQ_ARCHITECTURES:
         raise UserError(
-            f"the method 'fairseq' does not exist for the family {family!r}: choose another; {LISTING}"
+            f"the method 'fairseq' does not exist for the family {family!r}: choose another method; {LISTING}"
         )
     if method in METHODS and family != "lm" and not METHODS[method].bidirectional:
         raise UserError(f"the method {method!r} works only in causal attention: use it in a language model")
     return FAIRSEQ_ARCHITECTURES[family] if method == "fairseq" else f"{attention}_{family}_{method}"
 
 
-def check_method(method: str, attention: str) -> None:
+def check_method(method: str, attention: str, remedy: str = "use softmax attention") -> None:
     if attention not in ATTENTIONS:
         raise UserError(f"unknown attention {attention!r}{choices(attention, ATTENTIONS)}")
     check_method_name(method)
     if attention not in (METHODS[method].attentions() if method in METHODS else ("softmax",)):
-        raise UserError(f"the method {method!r} does not exist in {attention} attention: {LISTING}")
+        raise UserError(f"the method {method!r} does not exist in {attention} attention: {remedy}")
 
 
 def check_method_name(method: str) -> None:
@@ -196,7 +197,7 @@ def check_method_name(method: str) -> None:
 
 
 def aliases(method: str) -> list[str]:
-    """Returns all methods with the flags of this method; they share their runs."""
+    """Returns all methods with the flags of ``method``, including itself; they share their runs."""
     if method not in METHODS:  # the method "fairseq", or a model that is configured by flags
         return [method]
     return [name for name in METHODS if METHODS[name].flags == METHODS[method].flags]

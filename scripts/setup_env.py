@@ -41,7 +41,7 @@ def pip(*arguments, check=True):
 
 
 def install_torch(version):
-    """Installs a build of torch; where no index offers the CPU build, the default build replaces it."""
+    """Installs a build of torch, or the default one if no index has the CPU build; returns its version."""
     arguments = ["--no-deps", f"torch==={version}"]
     if version != TORCH and pip("--dry-run", *arguments, check=False).returncode:
         arguments += ["--extra-index-url", f"https://download.pytorch.org/whl/{version.split('+')[1]}"]
@@ -74,7 +74,7 @@ def setup(requested, version, current):
 
 def main():
     parser = argparse.ArgumentParser(prog="bash scripts/setup_env.sh", description=__doc__)
-    parser.add_argument("--torch", choices=NAMES, help="build of torch (default: by GPU)")
+    parser.add_argument("--torch", choices=NAMES, help="build of torch (default: that for this machine)")
     parser.add_argument("--dry-run", action="store_true", help="print what would be installed")
     options = parser.parse_args()
     requested = NAMES.get(options.torch)

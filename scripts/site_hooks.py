@@ -40,7 +40,7 @@ def on_page_markdown(markdown, page, **_):
 
 
 class Docstrings(Extension):
-    """Makes cross-references of docstrings links, and adds the help of options to those of encodings."""
+    """Turns cross-references in docstrings into links, and adds their options' help to encodings."""
 
     def on_object(self, *, obj, **_):
         if obj.docstring:

@@ -4,6 +4,7 @@ import json
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -120,25 +121,25 @@ class GlueWords(Tasks, LabelledWords):
 
 
 def columns(task: Task, split: str) -> list[str]:
-    """Returns the names of the columns of :func:`rows`; fairseq reads each from a folder of this name."""
+    """Returns the names of the columns that :func:`rows` yields; each is written to a folder of this name."""
     inputs = [f"input{i}" for i in range(len(task.sentences))]
     return [*inputs, "label"] if split in task.labelled else inputs
 
 
 def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterator:
-    """Yields [sentence ..., label] of the first ``limit`` rows; unlabelled splits have no label.
+    """Yields [sentence ..., label] of the first ``limit`` rows, or [sentence ...] in unlabelled splits.
 
     Broken rows are left out. Unlabelled splits must not have broken rows, because predictions are submitted
     for all rows.
     """
     if not path.is_file():
-        raise UserError(f"{path} is missing: expected {', '.join(task.files.values())}")
+        raise UserError(f"{path} is missing: this folder must have {', '.join(task.files.values())}")
     lines, labelled = read_lines(path), split in task.labelled
     has_header = not (labelled and task.header)
     header = next(lines, "").split("\t") if has_header else task.header
     names = [*task.sentences, task.label] if labelled else task.sentences
     if missing := [name for name in names if name not in header]:
-        raise UserError(f"{path} line 1 has no column {missing[0]}")
+        raise UserError(f"{path} line 1 has no column {missing[0]}: pass the published file")
     columns_used = [header.index(name) for name in names]
 
     def parse(line):
@@ -159,13 +160,14 @@ def label(field: str, task: Task) -> str | float:
         if field not in task.labels:
             raise UserError(f"has the label {field!r} instead of one of {', '.join(task.labels)}")
         return field
-    if not 0 <= (score := float(field)) <= MAX_SCORE:
-        raise UserError(f"has the score {field!r} instead of a number from 0 to {MAX_SCORE}")
-    return score / MAX_SCORE
+    with suppress(ValueError):
+        if 0 <= (score := float(field)) <= MAX_SCORE:
+            return score / MAX_SCORE
+    raise UserError(f"has the score {field!r} instead of a number from 0 to {MAX_SCORE}")
 
 
 def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:
-    """Writes MRPC's TSV files; the training rows whose IDs are in the file ``dev_ids`` form the dev set."""
+    """Writes MRPC's TSV files to ``folder``; the training rows with an ID in ``dev_ids`` form the dev set."""
     ids = {tuple(line.split()) for line in dev_ids.read_bytes().splitlines()}
     with train.open("rb") as file:
         header, *rest = file

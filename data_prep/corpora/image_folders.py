@@ -36,7 +36,7 @@ BLOCK = 20  # images that a worker process decodes at a time
 
 
 class ImageFile(NamedTuple):
-    """A class and an image file: ``path`` or, if ``size`` >= 0, ``size`` bytes at ``begin`` of an archive."""
+    """An image and its class: a file or, if ``size`` >= 0, ``size`` bytes at ``begin`` of an archive."""
 
     label: str
     name: str
@@ -59,10 +59,10 @@ class ClassFolders(Labelled):
     """Labelled images, for the task ``image_classification``.
 
     They are read from a folder with {train,valid,test}/CLASS/*.jpg or other images (valid may be named val or
-    validation), or from an archive of such a folder. The class is the folder in that of the split. Without
-    valid, the last tenth of the training images is used for validation. --train-rows N uses the first N
-    training images. In both cases, images are sorted by name and interleaved by class first, so that all
-    classes keep their shares.
+    validation), or from an archive of such a folder. The class is the name of the folder inside the split's
+    folder. Without valid, the last tenth of the training images is used for validation. --train-rows N uses
+    the first N training images. For both purposes, images are first sorted by name and interleaved by class,
+    so that the proportions of the classes are kept.
 
     Image files are stored unchanged, or with --shorter-side N as smaller JPEG files, which are decoded
     faster. Each is decoded once; unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
@@ -74,7 +74,7 @@ class ClassFolders(Labelled):
     options: ClassVar = {
         **TRAIN_ROWS,
         "--shorter-side": number(
-            "resize larger images to this shorter side in pixels and store them as JPEG (default: unchanged)"
+            "maximum shorter side in pixels; larger images are resized and stored as JPEG (default: no limit)"
         ),
     }
     rows: ClassVar = {"train": 45_000, "valid": 5_000, "test": 10_000}
@@ -138,12 +138,13 @@ class ImageNet(ClassFolders):
 def in_class_folders(folder: Path) -> ImageFiles:
     """Returns {split: image files} of a folder, and prints what is ignored.
 
-    The class is the folder in that of the split, as in torchvision's ImageFolder; it may have subfolders. The
-    folders of the splits may be at any depth that is the same for all of them. Test images without class
-    folders are ignored.
+    The class is the name of the folder inside the split's folder, as in torchvision's ImageFolder; subfolders
+    are allowed. The folders of the splits may be at any depth that is the same for all of them. Test images
+    without class folders are ignored.
 
     Raises:
-        UserError: If there are no training images, or there might be validation images in other places.
+        UserError: If there are no training images, one is not in a class folder, or another file may be a
+            validation image.
     """
     files = {path.relative_to(folder).parts: path for path in visible_files(folder)}
     images = {parts for parts in files if is_image(parts[-1])}
@@ -177,7 +178,7 @@ def split_of(folder: str) -> str | None:
 
 
 def interleave(images: Iterable[ImageFile]) -> list[ImageFile]:
-    """Returns the images: each class's first by name, then each class's second, and so on."""
+    """Returns the images with the first of each class by name, then the second of each class, and so on."""
     count, turns = Counter(), []
     for image in sorted(images):
         turns.append((count[image.label], image))
@@ -201,7 +202,7 @@ def with_validation(images: ImageFiles) -> ImageFiles:
 
 
 def check_classes(labels: dict[str, Iterable[str]]) -> None:
-    """Raises UserError unless {split: labels} has two training classes, and those of every other split."""
+    """Raises UserError if {split: labels} has only one training class, or a class without training images."""
     known = set(labels["train"])
     if len(known) < 2:
         raise UserError(f"there are training images of only one class, {min(known)}: expected two or more")
@@ -212,7 +213,7 @@ def check_classes(labels: dict[str, Iterable[str]]) -> None:
 
 
 def ilsvrc_train(archive: Path) -> list[ImageFile]:
-    """Returns the images of an archive of one tar archive per class, as n01440764.tar/n01440764_18.JPEG."""
+    """Returns the images of ILSVRC's archive of a tar archive per class: n01440764.tar/n01440764_18.JPEG."""
     images = []
     for name, begin, size in files_of_tar(archive):
         label, file = Path(name).parts[-2:]
@@ -221,7 +222,7 @@ def ilsvrc_train(archive: Path) -> list[ImageFile]:
 
 
 def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
-    """Returns the images of an archive; the devkit lists their classes in the order of their names."""
+    """Returns ILSVRC's validation images; the devkit lists their classes in the order of their file names."""
     from scipy.io import loadmat  # takes seconds to import
 
     with tarfile.open(devkit) as opened:
@@ -231,7 +232,8 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
     classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
     images = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
     if len(images) != len(truth):
-        raise UserError(f"{archive} has {len(images):,} images, but {devkit} has labels for {len(truth):,}")
+        counts = f"has {len(images):,} images, but {devkit} has {len(truth):,} labels"
+        raise UserError(f"{archive} {counts}: pass the published files")
     pairs = zip(truth, images, strict=True)
     return [ImageFile(classes[int(x)], name, archive, begin, size) for x, (name, begin, size) in pairs]
 
@@ -239,7 +241,7 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
 def read_checked(image: ImageFile, split: str, shorter_side: int | None) -> tuple[tuple[str, bytes], str]:
     """Returns ((class, content), "") of an image, or an error instead of "" if it cannot be decoded.
 
-    An image with a shorter side above ``shorter_side`` is resized with the training's bicubic filter.
+    If the shorter side exceeds ``shorter_side``, the image is resized with the bicubic filter of training.
     """
     warnings.simplefilter("ignore")  # Pillow warns about defects that it tolerates
     try:

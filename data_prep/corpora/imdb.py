@@ -29,7 +29,7 @@ class Review(NamedTuple):
 class Reviews(Corpus):
     """Base class of the IMDB corpora, read from the published archive or from files with the same layout.
 
-    ``folders`` are the folders to read, which are the labels of their reviews.
+    ``folders`` are the names of the folders to read, which are also the labels of the reviews in them.
     """
 
     folders = LABELS

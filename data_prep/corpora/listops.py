@@ -70,7 +70,8 @@ class ListOps(Generated):
 def read_rows(path: Path) -> Iterator[tuple[np.ndarray, int]]:
     lines = read_lines(path)
     if next(lines, "") != "Source\tTarget":
-        raise UserError(f"{path} does not start with the header Source, tab, Target")
+        wrong = "does not start with the header Source, tab, Target"
+        raise UserError(f"{path} {wrong}: pass the published file")
     yield from usable_rows(lines, expression_of, path, start=2)
 
 
@@ -83,7 +84,9 @@ def expression_of(line: str) -> tuple[np.ndarray, int]:
 
 
 def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int) -> list[tuple[bytes, int]]:
-    """Returns (indices into SYMBOLS as bytes, value) of BATCH expressions, without those of a wrong length.
+    """Draws BATCH expressions and returns (indices into SYMBOLS as bytes, value) of those of a valid length.
+
+    They have more than ``shortest`` and fewer than ``longest`` tokens, and depend on the seed and the stream.
 
     All expressions are drawn at once, level by level. One random number n < 1440 determines a node: if
     n < 360, it is the operator n % 4 with 2 + n // 40 arguments, otherwise the digit n % 10.
@@ -107,7 +110,7 @@ def arguments(node: np.ndarray) -> np.ndarray:
 
 
 def serialize(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[bytes, int]]:
-    """Returns (symbols, value) of each expression.
+    """Returns (indices into SYMBOLS as bytes, value) of each expression.
 
     ``levels`` has, for each depth, the nodes' random numbers and whether they are operators.
     """

@@ -51,7 +51,7 @@ class Cifar10(Labelled):
 
     def check(self, args):
         if args.size > WIDTH:
-            raise UserError(f"--size {args.size} exceeds the {WIDTH} pixels of the images")
+            raise UserError(f"--size {args.size} exceeds the {WIDTH} pixels of the images: reduce it")
 
     def splits(self, args):
         folder = self.archive(args)
@@ -79,7 +79,7 @@ def read(image: ImageFile, split: str, size: int) -> tuple[Row | None, str]:
         return None, f"{name}: {error}"
     if grayscale.size != (WIDTH, WIDTH):
         found = f"{grayscale.width} x {grayscale.height} pixels instead of {WIDTH} x {WIDTH}"
-        raise UserError(f"{name} has {found}")
+        raise UserError(f"{name} has {found}: resize the image")
     return (gray_pixels(grayscale, size, size), image.label), ""
 
 
@@ -100,8 +100,11 @@ class _Arrays(pickle.Unpickler):
 
 
 def from_batch(path: Path, size: int) -> Iterator[Row]:
-    with path.open("rb") as file:
-        batch = _Arrays(file, encoding="bytes").load()
+    try:
+        with path.open("rb") as file:
+            batch = _Arrays(file, encoding="bytes").load()
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise UserError(f"{path} is not one of CIFAR-10's files ({error}): download it again") from None
     planes = batch[b"data"].reshape(-1, 3, WIDTH, WIDTH).transpose(0, 2, 3, 1)
     for pixels, label in zip(planes, batch[b"labels"], strict=True):
         yield gray_pixels(Image.fromarray(np.ascontiguousarray(pixels)), size, size), CLASSES[label]

@@ -76,7 +76,7 @@ def pair_of(line: bytes) -> Pair:
 
 
 def articles(path: Path) -> list[list[bytes]]:
-    """Returns the segments of each WikiText article that has at least two segments."""
+    """Returns the segments of ``SEGMENT`` bytes of each WikiText article that has at least two of them."""
     text = without_mark(read_file(path, MAX_BYTES), str(path)).replace(b"\r\n", b"\n")
     starts = [match.start(1) for match in TITLE.finditer(text)]
     found = []
@@ -84,14 +84,15 @@ def articles(path: Path) -> list[list[bytes]]:
         found.append([text[i : i + SEGMENT] for i in range(start, end - SEGMENT + 1, SEGMENT)])
     found = [segments for segments in found if len(segments) > 1]
     if len(found) < 2:
-        raise UserError(f"{path} has fewer than two articles of two segments: expected WikiText")
+        articles = f"articles of {2 * SEGMENT} bytes with a title (a line ` = Title = ` between blank lines)"
+        raise UserError(f"{path} has fewer than two {articles}: pass the original files of WikiText")
     return found
 
 
 def sample_pairs(found: list[list[bytes]], limit: int) -> Iterator[Pair]:
-    """Yields at most ``limit`` random pairs of the segments of each article, with alternating labels.
+    """Yields at most ``limit`` distinct random pairs of segments, alternately of two articles and of one.
 
-    The pairs depend only on the segments, not on torch's or Python's random state.
+    ``found`` has the segments of each article. The pairs depend only on it, not on a random state.
     """
     sizes = [len(segments) for segments in found]
     same = sum(size * (size - 1) // 2 for size in sizes)

@@ -37,7 +37,7 @@ class Snli(LabelledWords):
             "nargs": 3,
             "type": min_int(1),
             "metavar": ("TRAIN", "VALID", "TEST"),
-            "help": "numbers of rows of each split, which are taken in order from the single file --from",
+            "help": "numbers of rows of the splits, taken in this order from the single file given by --from",
         },
     }
 
@@ -64,7 +64,7 @@ def cut(path: Path, counts: list[int]) -> dict[str, list[tuple]]:
     rows = pairs(path)
     if sum(counts) > len(rows):
         wanted = " + ".join(f"{count:,}" for count in counts)
-        raise UserError(f"{path} has {len(rows):,} pairs with a label: --cut asks for {wanted}")
+        raise UserError(f"{path} has only {len(rows):,} pairs with a label, but --cut requests {wanted}")
     left = iter(rows)
     return {split: list(islice(left, count)) for split, count in zip(SPLITS, counts, strict=True)}
 

@@ -120,7 +120,7 @@ class Pathfinder(Generated):
             self.window = self.window or len(values)
             if values.shape != (self.window, self.window):
                 first = f"the first image has {self.window} per side"
-                raise UserError(f"{path} has {values.shape} pixels, but {first}")
+                raise UserError(f"{path} has {values.shape} pixels, but {first}: use squares of one size")
             yield values.ravel(), label
 
 
@@ -262,7 +262,7 @@ def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray
 
 @cache
 def paddle_masks(angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the coverage of pixels by a paddle that ends at the center, without and with its margin."""
+    """Returns masks (2 REACH + 1)² of a paddle that ends at the center, without and with its margin."""
     center, drawing = FINER * REACH, Image.new("L", (2 * FINER * REACH + 1,) * 2)
     y, x = step((center, center), angle, -FINER * LENGTH)
     ImageDraw.Draw(drawing).line([(center, center), (x, y)], fill=255)
@@ -324,7 +324,7 @@ def published_rows(folder: Path) -> list[tuple[Path, int]]:
     for file in sorted(files, key=lambda path: int(path.stem)):
         for number, fields in enumerate(metadata(file), 1):
             if len(fields) < 4 or fields[3] not in ("0", "1"):
-                raise UserError(f"{file} row {number} is not a folder, file, number and label 0 or 1")
+                raise UserError(f"{file} row {number} must be a folder, file, number and label 0 or 1")
             rows.append((folder / fields[0] / fields[1], int(fields[3])))
     if len(rows) < 10:
         takes = f"--from takes {Pathfinder.accepts}"
@@ -344,7 +344,7 @@ def metadata(path: Path) -> list[list[str]]:
 
 
 def read(row: tuple[Path, int]) -> tuple[tuple[Path, np.ndarray | None, int], str]:
-    """Returns ((path, grayscale values, label), "") of an image, or an error if it cannot be decoded."""
+    """Returns ((path, grayscale values, label), ""), or ((path, None, label), error) if it is unreadable."""
     path, label = row
     try:
         return (path, np.asarray(decode(read_file(path), "L")), label), ""

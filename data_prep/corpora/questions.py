@@ -73,13 +73,14 @@ class Questions(Corpus):
             "nargs": 2,
             "type": min_int(1),
             "metavar": ("TRAIN", "VALID"),
-            "help": "split the file --from between paragraphs into at most these numbers of questions",
+            "help": "divide the questions of the file --from, by paragraph, into at most these numbers",
         },
         "--bert": {
             "metavar": "NAME_OR_FOLDER",
-            "help": "folder with BERT's vocab.txt, or name of a model on the Hugging Face hub",
+            "help": "folder with BERT's vocab.txt, or name of a model on the Hugging Face hub (default: "
+            "bert-base-cased, or hfl/chinese-roberta-wwm-ext for cmrc2018)",
         },
-        "--pieces": number("learn a vocabulary of N word pieces from the training text instead"),
+        "--pieces": number("learn a vocabulary of at most N word pieces from the training text"),
         "--longest": number(
             "maximum number of tokens of a source (default: %(default)s)", MIN_LENGTH, default=LONGEST
         ),
@@ -100,10 +101,11 @@ class Questions(Corpus):
             raise UserError(f"unknown --version {args.version}: choose from {', '.join(self.versions)}")
         if args.bert and args.pieces:
             raise UserError("--pieces learns a vocabulary: it cannot be combined with --bert")
-        if bool(args.cut) != bool(args.source and args.source.is_file()):
-            raise UserError(
-                f"--cut requires --from FILE, the file to split; else --from takes {self.accepts}"
-            )
+        is_file = bool(args.source and args.source.is_file())
+        if args.cut and not is_file:
+            raise UserError("--cut requires --from FILE, the file to split")
+        if is_file and not args.cut:
+            raise UserError(f"{args.source} is a single file: add --cut TRAIN VALID, or pass its folder")
         if not args.source and (page := self.version(args).get("page")):
             raise UserError(f"--from is missing: pass a folder with the files of {page}")
 
@@ -169,7 +171,7 @@ class Questions(Corpus):
 
 
 def published(name: str) -> tuple[Path, bool]:
-    """Returns the vocab.txt of a local folder or of a model on the hub, and whether it lower-cases text."""
+    """Returns the vocab.txt of a local folder or of a model on the hub, and whether text is lower-cased."""
     if Path(name).exists():
         path, config = Path(name) / VOCABULARY, Path(name) / CONFIG
     else:
@@ -180,7 +182,7 @@ def published(name: str) -> tuple[Path, bool]:
 
 
 def from_hub(name: str, file: str) -> Path | None:
-    """Downloads a file of a model on the Hugging Face hub; a configuration that does not exist is None."""
+    """Downloads a file of a model on the Hugging Face hub; returns None if it is a missing configuration."""
     from huggingface_hub import errors, hf_hub_download
 
     print(f"Downloading {file} of {name}", flush=True)
@@ -250,7 +252,11 @@ def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: d
 
 
 def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]:
-    """Returns {split: questions} of a file, split between paragraphs into at most ``wanted`` questions."""
+    """Divides the questions of a file into {split: questions}.
+
+    All questions of a paragraph are in the same split; ``wanted`` has the maximum number of questions of
+    train and of valid.
+    """
     groups = list(paragraphs(path).values())
     if sum(wanted) > (total := sum(map(len, groups))):
         requested = " + ".join(f"{count:,}" for count in wanted)
@@ -262,7 +268,7 @@ def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]
             taken += 1
         if not rows:
             number = f"paragraph {taken + 1} has {len(groups[taken])} questions"
-            raise UserError(f"{path}: {number}, but --cut allows only {most} for {split}")
+            raise UserError(f"{path}: {number}, but --cut allows only {most} for {split}: allow more")
     return found
 
 
@@ -294,7 +300,8 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
         if count:
             print(f"{path.name}: {count:,} {words}", flush=True)
     if counts[LEFT_OUT] >= total:
-        raise UserError(f"{path} has {total:,} questions with an answer in their context")
+        few = f"has {total:,} questions with an answer in their context"
+        raise UserError(f"{path} {few}, and {counts[LEFT_OUT]:,} without: correct the answers")
     return found
 
 

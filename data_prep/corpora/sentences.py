@@ -30,11 +30,12 @@ class Sentences(LabelledWords):
 
 
 def read_rows(paths: list[Path]) -> list[tuple[str, ...]]:
-    """Returns the rows of files that must have equally many lines, the last one no empty line."""
+    """Returns the rows of column files; raises UserError for unequal numbers of lines, or an empty label."""
     counts = [check_text(path) for path in paths]
     for path, count in zip(paths, counts, strict=True):
         if count != counts[0]:
-            raise UserError(f"{paths[0]} has {counts[0]:,} lines, but {path} has {count:,}")
+            wrong = f"has {counts[0]:,} lines, but {path} has {count:,}"
+            raise UserError(f"{paths[0]} {wrong}: the same line of both must belong to one text")
     found = [[line.strip() for line in read_lines(path)] for path in paths]
     if "" in found[-1]:
         raise UserError(f"{paths[-1]} line {found[-1].index('') + 1} is empty: each text needs a label")

@@ -113,7 +113,7 @@ def split_of_line(i: int, lines: int) -> str:
 
 
 def find_books(folder: Path) -> dict[str, list[Path]]:
-    """Returns {split: files}: those whose names end in the split, or else by a hash of the names.
+    """Returns {split: files}, by the ends of the file names, or by their hashes if none ends in a split.
 
     Raises:
         UserError: If a split would be empty.
@@ -126,7 +126,8 @@ def find_books(folder: Path) -> dict[str, list[Path]]:
         ends = {"valid": (0, share), "test": (share, 2 * share), "train": (2 * share, len(books))}
         parts = {split: sorted(ordered[slice(*ends[split])]) for split in SPLITS}
     if empty := [split for split in SPLITS if not parts[split]]:
-        raise UserError(f"{folder} has {len(books)} *.txt files, but none for {empty[0]}: see --help")
+        remedy = f"add {empty[0]}.txt, or pass at least three files without splits in their names"
+        raise UserError(f"{folder} has {len(books)} *.txt files, but none for {empty[0]}: {remedy}")
     return parts
 
 
@@ -185,7 +186,7 @@ def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """Returns the folders with binarized data: ``folder`` itself, or its shards, sorted by number."""
+    """Returns the folders with binarized data: ``folder`` itself, its shards sorted by number, or none."""
     if (folder / "dict.txt").is_file():
         return [folder]
     numbers = {path: re.fullmatch(SHARD, path.name) for path in folder.iterdir()}

@@ -156,11 +156,12 @@ def plain(path: Path) -> Path:
 
 
 def check_sides(paths: dict[str, Path]) -> None:
-    """Raises UserError unless both files of {language: path} contain text, and equally many lines."""
+    """Raises UserError if a file of {language: path} has no text, or if their numbers of lines differ."""
     counts = {path: check_text(path) for path in paths.values()}
     if len(set(counts.values())) > 1:
         (one, first), (other, second) = counts.items()
-        raise UserError(f"{one} has {first:,} lines, but {other} has {second:,}")
+        wrong = f"has {first:,} lines, but {other} has {second:,}"
+        raise UserError(f"{one} {wrong}: the same line of both must be a pair")
 
 
 def hold_out(folder: Path, language: str) -> None:

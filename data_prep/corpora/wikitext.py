@@ -41,7 +41,7 @@ class RawBytePairs(BytePairCorpus, WikiText103):
 
 
 class Mini(WikiText103):
-    """A small corpus from WikiText-103: words that occur five times or more in the training text.
+    """A small corpus from WikiText-103; words that occur less than five times in the training text are <unk>.
 
     The test set is used for training, and the two halves of the validation set are used for validation and
     test. Results are not comparable with results on WikiText-103.
@@ -78,7 +78,7 @@ class MiniBytePairs(BytePairCorpus, Mini):
 
 
 def find_middle(lines: list[str]) -> int:
-    """Returns the index of the first article title in the second half of WikiText.
+    """Returns the index of the first article title in the second half of the lines of WikiText.
 
     A title is a line `` = Name = `` between blank lines; headings inside articles have more equals signs.
     """
@@ -86,4 +86,6 @@ def find_middle(lines: list[str]) -> int:
     for i in range(len(lines) // 2, len(lines) - 1):
         if blank[i - 1] and blank[i + 1] and re.fullmatch(r" = [^=].* = ", lines[i]):
             return i
-    raise UserError("the second half of the validation set has no article title: expected WikiText")
+    title = "article title (a line ` = Title = ` between blank lines)"
+    remedy = "pass the original files of WikiText-103"
+    raise UserError(f"the second half of the validation set has no {title}: {remedy}")

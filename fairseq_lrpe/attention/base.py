@@ -21,10 +21,10 @@ class AttentionState(NamedTuple):
     """State of incremental decoding, which represents all previous positions.
 
     Attributes:
-        past: cached keys and values in softmax attention, running sums in linear attention, or None.
+        past: cached keys and values in softmax attention, sums in linear attention; None at the start.
         length: number of previous positions.
-        inputs: last inputs (B, left_context, E), if the encoding uses ``input_features``, otherwise None.
-        feature_sum: sum of the features of all previous positions (B, H, 1, F), likewise.
+        inputs: last inputs (B, left_context, E), or None if the encoding has no ``input_features``.
+        feature_sum: sum (B, H, 1, F) of the ``input_features`` of all previous positions, or None likewise.
     """
 
     past: dict | None = None
@@ -40,9 +40,9 @@ class SelfAttention(nn.Module):
         embed_dim: embedding dimension E.
         num_heads: number of heads H; the head dimension is E / H.
         encoding: name of the positional encoding, or the encoding itself.
-        causal: whether attention is causal; required with a name.
+        causal: whether attention is causal; required if ``encoding`` is a name.
         **options: the encoding's options, and the other arguments of :class:`Encoding`, such as
-            ``max_positions``; only with a name.
+            ``max_positions``; only accepted if ``encoding`` is a name.
 
     Raises:
         ValueError: if E is not a multiple of H, for an unknown encoding or invalid options, or if an
@@ -64,7 +64,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(
-                f"embed_dim must be a multiple of num_heads, not {embed_dim} with {num_heads} heads"
+                f"embed_dim must be a multiple of num_heads >= 1, not {embed_dim} with {num_heads} heads"
             )
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         if isinstance(encoding, str):
@@ -122,14 +122,14 @@ class SelfAttention(nn.Module):
             state: the state that the previous call returned, whose positions precede those of this call.
             return_state: whether to return the state for the next call.
             position_index: positions of the tokens if they are not consecutive, in ascending order if
-                attention is causal. All tokens must then be in x.
+                attention is causal. It excludes ``memory``, ``state`` and ``return_state``.
 
         Returns:
             The output (B, L, E), or a tuple of the output and the state if ``return_state``.
 
         Raises:
             ValueError: if x is not (B, L, E), or the state is not one of this module for this batch size, or
-                for a ``position_index`` together with a memory or a state.
+                for a ``position_index`` with ``memory``, ``state`` or ``return_state``.
         """
         if x.dim() != 3 or x.size(2) != self.embed_dim:
             raise ValueError(
@@ -137,7 +137,7 @@ class SelfAttention(nn.Module):
                 f"shape {tuple(x.shape)}"
             )
         if position_index is not None and (memory is not None or state is not None or return_state):
-            raise UserError("positions that are not consecutive do not support a memory or a state: omit it")
+            raise UserError("a memory or a state requires consecutive positions: omit position_index")
         past, offset, inputs, feature_sum = state or AttentionState()
         keys = x if keys is None else keys
         parts = [keys] if memory is None else [memory, keys]
@@ -211,11 +211,14 @@ class SelfAttention(nn.Module):
 def _check_encoding(encoding, num_heads, head_dim, causal, options):
     """Raises a ValueError if the arguments of a module do not fit an encoding that exists already."""
     if options:
-        raise ValueError(f"options {', '.join(options)} require the name of an encoding: pass its name")
+        raise ValueError(
+            f"{', '.join(options)} cannot be passed with an existing encoding, only with the name of one"
+        )
     if (encoding.num_heads, encoding.head_dim) != (num_heads, head_dim):
         raise ValueError(
             f"the encoding has {encoding.num_heads} heads of dimension {encoding.head_dim}, but the module "
-            f"{num_heads} of dimension {head_dim}"
+            f"{num_heads} of dimension {head_dim}: pass num_heads={encoding.num_heads} and "
+            f"embed_dim={encoding.num_heads * encoding.head_dim}"
         )
     if causal not in (None, encoding.causal):
         raise ValueError(f"the encoding has causal={encoding.causal}: omit causal={causal}")

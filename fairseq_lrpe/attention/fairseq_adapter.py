@@ -26,7 +26,7 @@ class DecodingState(NamedTuple):
     Attributes:
         attention: state of the attention module.
         segment_position: number of queries since the start of the segment.
-        segment_inputs: inputs (B, n, E) from which the memory of the next segment is taken.
+        segment_inputs: inputs (B, n, E) from which the memory of the next segment is taken, or None.
     """
 
     attention: AttentionState | None = None
@@ -112,7 +112,8 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
             earlier = len(key) - len(query)
             if earlier < 0:
                 raise ValueError(
-                    f"expected at least as many keys as queries, got {len(key)} and {len(query)}"
+                    f"expected at least as many keys as queries, got {len(key)} and {len(query)}: pass the "
+                    "inputs of the queries as keys, too"
                 )
             memory = key[:earlier] if memory is None else torch.cat([memory, key[:earlier]])
         result = super().forward(
@@ -177,7 +178,7 @@ class FairseqSoftmaxAttention(FairseqSelfAttention, SoftmaxAttention):
 
 @contextmanager
 def with_arguments(*modules: nn.Module, **arguments) -> Iterator[None]:
-    """Adds keyword arguments to all calls of ``modules``, for calls from fairseq's code."""
+    """Within the context, adds to all calls of ``modules`` arguments that fairseq's code does not pass."""
 
     def add(_, args, kwargs):
         return args, kwargs | arguments

@@ -14,11 +14,12 @@ def apply_encoding(
 ) -> tuple[Tensor, Tensor]:
     """Returns q and k encoded at the given positions.
 
-    The scores of softmax attention are ``encoding.scale`` · q·kᵀ. If the encoding has a ``log_decay`` of
-    shape (H,), :func:`attention_bias` has to be added to them. In linear attention, q and k are encoded after
-    the feature map, and ``log_decay`` is an argument of :func:`fairseq_lrpe.ops.linear_attention`.
+    The scores of softmax attention are ``encoding.scale`` · q·kᵀ. If the encoding ``modifies_scores``, add
+    :func:`attention_bias`, which raises a ValueError if no bias gives the scores (PER and xPos). In linear
+    attention, q and k are encoded after the feature map, and ``log_decay`` is an argument of
+    :func:`fairseq_lrpe.ops.linear_attention`.
 
-    Encoding takes the time of ``encoding(q, k)``, at every position.
+    It takes about as long as ``encoding(q, k)``, however large the positions are.
 
     Args:
         encoding: the encoding. Its parameters are trained if it is a submodule of the model.
@@ -32,13 +33,15 @@ def apply_encoding(
         The encoded q (B, H, Lq, d') and k (B, H, Lk, d'), where d' may be larger than d.
 
     Raises:
-        ValueError: for positions that are not valid, and for encodings that do more than to encode q and k.
+        ValueError: for invalid positions, and for encodings that change only the scores, change values or
+            outputs, or depend on the layer's inputs.
     """
     _check(encoding, q, k)
     adds_bias_only = type(encoding).forward is Encoding.forward or encoding.query_bias is not None
     if adds_bias_only and encoding.modifies_scores:
         raise ValueError(
-            f"{encoding.name} does not change q and k, but the scores: add attention_bias(...), or {MODULES}"
+            f"{encoding.name} changes the scores, not q and k: add attention_bias(...) to the scores, or "
+            f"{MODULES}"
         )
     at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
     index = key_index = PositionIndex(at_q.flatten(0, 1), at_k.flatten(0, 1), last)
@@ -68,7 +71,7 @@ def attention_bias(
         key_positions: positions of the keys, likewise.
 
     Raises:
-        ValueError: for positions that are not valid, and for encodings that do not add a bias.
+        ValueError: for invalid positions, and for encodings that do not add a bias.
     """
     _check(encoding, q, k)
     if not encoding.modifies_scores:

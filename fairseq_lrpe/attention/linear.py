@@ -34,15 +34,15 @@ class LinearAttention(SelfAttention):
     Args:
         embed_dim: embedding dimension E.
         num_heads: number of heads.
-        encoding: the positional encoding, which must be decomposable, or its name.
-        causal: whether attention is causal; required with a name.
+        encoding: the positional encoding or its name; its class must be ``decomposable``.
+        causal: whether attention is causal; required if ``encoding`` is a name.
         linear_norm: "denominator" divides outputs by the sum of the weights; "content" divides by the sum of
             the weights without the encoding, which is always positive (RoFormer Eq. 19); "layernorm" does not
             divide, but applies a LayerNorm(E) to the concatenated heads.
         feature_map: a name in ``FEATURE_MAPS``. For "exp", maxima that cancel in the division are subtracted,
             so that inputs of any size give finite outputs; causal attention then takes O(L log L) time. If
-            the encoding changes q and k, outputs are too small where all features of a query or of its keys
-            are about 27 below their maxima, because the lower bound of the denominator applies.
+            the encoding changes q and k, denominators are at least 1e-6 and 1e-12·exp(max q + max k), and
+            outputs are too small where this lower bound applies.
         backend: backend of :func:`fairseq_lrpe.ops.linear_attention`. In evaluation mode, "fla" is replaced
             by "auto", so that models trained with the GPU kernels can be used without them.
         **options: see :class:`SelfAttention`.
@@ -91,7 +91,7 @@ class LinearAttention(SelfAttention):
         q, k = self.feature_map(q), self.feature_map(k)
         backend = "auto" if self.backend == "fla" and not self.training else self.backend
 
-        def attend(q, k, v, normalize, state):
+        def run_backend(q, k, v, normalize, state):
             options = {"log_decay": self._log_decay(context, q), "normalize": normalize, "state": state}
             options |= {"key_padding_mask": context.key_padding_mask, "return_state": return_state}
             result = linear_attention(q, k, v, causal=self.causal, backend=backend, **options)
@@ -99,7 +99,7 @@ class LinearAttention(SelfAttention):
 
         def encode_and_attend(q, k, v):
             encoded = *self.encoding(q, k, context), self.encoding.encode_values(v, context)
-            o, sums = attend(*encoded, self.linear_norm == "denominator", past["sums"])
+            o, sums = run_backend(*encoded, self.linear_norm == "denominator", past["sums"])
             o = self.encoding.decode_output(o, context)
             return o if self.norm is None else self._normalize(o), sums
 
@@ -111,7 +111,7 @@ class LinearAttention(SelfAttention):
         if self.linear_norm == "content":
             # The sum of the weights is the output of attention if all values are 1.
             ones = v.new_ones(*v.shape[:-1], 1)
-            denominator, content = attend(q, k, ones, False, past["content"])
+            denominator, content = run_backend(q, k, ones, False, past["content"])
             o = o / denominator.clamp(min=_EPS)
         if self.norm is None and v.dtype == torch.float16:
             o = _limit_magnitude(o)
@@ -145,7 +145,7 @@ class LinearAttention(SelfAttention):
         return o, {"sums": sums, "content": content, "maximum": f.maximum}
 
     def _log_decay(self, context, q):
-        """Returns the encoding's decay; a constant one depends on the distances of explicit positions."""
+        """Returns the log decay. For a :class:`PositionIndex`, a constant one becomes one of each key."""
         decay, index = self.encoding.log_decay(context), context.q_offset
         if decay is None or decay.dim() > 2 or not isinstance(index, PositionIndex):
             return decay

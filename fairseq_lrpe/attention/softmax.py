@@ -17,10 +17,10 @@ _MAX_BIAS_ELEMENTS = 2**21
 """Maximum number of scores per block of a sequence of more than 1,024 positions."""
 
 _HAS_SAFE_SOFTMAX = hasattr(torch, "_safe_softmax")
-"""Before torch 2.5, scaled_dot_product_attention returns NaN for queries without visible keys."""
+"""Whether scaled_dot_product_attention returns 0 for queries without visible keys, not NaN (torch 2.5)."""
 
 _MIN_FLASH_KEYS = 512
-"""Number of keys from which values are padded to the width of wider q and k for training on a CPU.
+"""Minimum number of keys for padding values to the width of wider q and k, in training on a CPU.
 
 torch's flash kernel for CPUs requires equal widths; otherwise torch computes the n × n weights of all heads.
 On a GPU, torch's memory-efficient kernel supports values of any width.
@@ -37,13 +37,14 @@ class SoftmaxAttention(SelfAttention):
     A bias is computed for one block of queries at a time, because it has length × length entries. Causal
     blocks use only the keys up to their last query. Above 1,024 positions, the bias is not stored but
     recomputed in the backward pass, so that memory grows linearly with the length. The state for decoding
-    contains the encoded keys, the values, the padding mask, and a row order that beam search has requested.
+    contains encoded keys, values, decays that depend on the input, the padding mask, and the row order that
+    :meth:`reorder_state` stores and the next call applies.
 
     Args:
         embed_dim: embedding dimension E.
         num_heads: number of heads.
         encoding: the positional encoding or its name.
-        causal: whether attention is causal; required with a name.
+        causal: whether attention is causal; required if ``encoding`` is a name.
         dropout: dropout probability of the attention weights in training.
         **options: see :class:`SelfAttention`.
     """
@@ -110,7 +111,7 @@ class SoftmaxAttention(SelfAttention):
         return o, {**state, "key_padding_mask": context.key_padding_mask}
 
     def reorder_state(self, state: AttentionState, order: Tensor) -> AttentionState:
-        """Returns the state with a new row order; rows are copied when the next keys are appended."""
+        """Returns the state whose batch row i is row ``order[i]``; the next call copies the keys."""
         past, *rest = state
         rest = super().reorder_state(rest, order)
         if past["order"] is not None:

@@ -64,7 +64,9 @@ class MultiheadSelfAttention(SelfAttention):
                 "nested tensors are not supported: pass enable_nested_tensor=False to nn.TransformerEncoder"
             )
         if (is_causal or attn_mask is not None) and not self.causal:
-            raise ValueError("this attention is not causal: omit the mask, or create it with causal=True")
+            raise ValueError(
+                "this module is not causal: omit attn_mask and is_causal, or create it with causal=True"
+            )
         if attn_mask is not None and not is_causal:
             causal = torch.ones(query.size(1), query.size(1), dtype=torch.bool, device=query.device).triu(1)
             if not torch.equal(_bool_mask(attn_mask, "attn_mask"), causal):

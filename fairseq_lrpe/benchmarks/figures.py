@@ -24,7 +24,7 @@ from fairseq_lrpe.models.data_validation import check_labeled
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.tasks.classification import ClassificationConfig, ClassificationTask
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
-from fairseq_lrpe.utils.files import REPOSITORY, display_path, output_folder, save_figure
+from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, display_path, output_folder, save_figure
 
 CORPORA = ("imdb", "glue_words/SST-2", "snli", "glue_words/QNLI", "glue_words/QQP", "glue_words/MNLI")
 DATA = [REPOSITORY / "data" / corpus / "bin" for corpus in CORPORA]
@@ -35,7 +35,7 @@ PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}
 
 
 def prior_matrices(path: Path, reach: int = 64, width: int = 128) -> None:
-    """Plots Figure 2: the matrices R, in a width that is smaller than the paper's to show single columns."""
+    """Plots Figure 2: the tables R of position embeddings, with fewer columns than in the paper."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for ax, (name, prior) in zip(axes, PRIORS.items(), strict=True):
@@ -87,7 +87,7 @@ def input_lengths(folder: Path) -> np.ndarray:
 def prepared_folders() -> list[Path]:
     prepared = [folder for folder in DATA if (folder / layout.METADATA).is_file()]
     if missing := ", ".join(str(display_path(folder)) for folder in DATA if folder not in prepared):
-        print(f"not in Figure 4, because not prepared (bash data_prep/prepare.sh): {missing}")
+        print(f"not in Figure 4, because they are not prepared (run `{PREPARE} CORPUS`): {missing}")
     return prepared
 
 

@@ -2,7 +2,7 @@
 
 Measures the time of forward and backward passes of causal attention, their peak memory, and the time of a
 decoding step after a prefix. Where the kernels of flash-linear-attention run, they are measured as well. With
-``--busy``, the passes are measured a second time beside processes that only compute. For example:
+``--busy N``, the passes are measured again while N other processes keep CPU cores busy. For example:
 
   lrpe bench linear-attention --lengths 512 4096 --dtype bfloat16
 """
@@ -57,7 +57,7 @@ def plain_chunks(q, k, v, size=64):
 
 @contextmanager
 def busy_processes(number: int) -> Iterator[None]:
-    """Runs processes that only compute."""
+    """Runs ``number`` processes in the block, each of which keeps a CPU core busy."""
     command = [sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(command, preexec_fn=die_with_parent()) for _ in range(number)]
     try:
@@ -164,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
     help = f"numbers of tokens before a decoding step {default}"
     add("--positions", type=number, nargs="+", default=[64, 1024, 16384], help=help)
     add("--rounds", type=number, default=7, help=f"number of measured rounds {default}")
-    help = "measure also beside N processes that only compute"
+    help = "measure a second time while N other processes keep CPU cores busy"
     add("--busy", type=number, metavar="N", help=help)
     add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     add("--plot", type=image_path, default="results/benchmark.png", help=f"image file of the plot {default}")

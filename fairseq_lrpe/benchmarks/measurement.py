@@ -80,7 +80,7 @@ def peak_memory(function: Callable[[], object], cpu: bool = False) -> int:
 
 
 class TensorMemory(TorchDispatchMode):
-    """Counts the bytes of the tensors that are created in this context, while they exist.
+    """Measures the maximum number of bytes of all tensors that are created in this context, as ``peak``.
 
     torch has no such count for the CPU. Buffers inside an operator are not included.
     """
@@ -102,7 +102,7 @@ class TensorMemory(TorchDispatchMode):
 
 
 def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> list[dict]:
-    """Returns a row {column: value} for each element of ``args.archs``, whose step ``build`` returns.
+    """Measures the step that ``build`` returns for each of ``args.archs``; returns their rows of the table.
 
     Each step is measured once per round, so that changes of the machine's speed affect all of them.
     Each round begins with the next step, and the first round is a warm-up.

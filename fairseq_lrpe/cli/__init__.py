@@ -27,7 +27,7 @@ COMMANDS = {
     ),
     "prepare": ("data_prep.prepare", "prepare a corpus, or list all corpora"),
     "quickstart": ("fairseq_lrpe.cli.quickstart", "train four small language models and compare them"),
-    "synthetic": ("fairseq_lrpe.tasks.synthetic_lm", "print examples of RoPER's synthetic problems"),
+    "synthetic": ("fairseq_lrpe.tasks.synthetic_lm", "print examples of synthetic problems"),
     "bench": ("fairseq_lrpe.cli.bench", "measure speed and memory, or plot the encodings"),
     "methods": ("fairseq_lrpe.cli.methods", "list the methods, or explain the flags of encodings"),
 }

@@ -31,8 +31,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe evaluate", __doc__, "RUN LENGTH [LENGTH ...] [options]")
     parser.add_argument("run", type=abs_path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("lengths", type=min_int(1), nargs="+", metavar="LENGTH", help="tokens per block")
-    text = "scale the angles of rotations: linear, ntk, dynamic, yarn or llama3, or with a factor, as yarn:8 "
-    text += "(default: the length divided by that in training)"
+    text = "scale the angles of rotations; TYPE is linear, ntk, dynamic, yarn or llama3, and FACTOR is by "
+    text += "default LENGTH divided by the length in training"
     parser.add_argument("--rope-scaling", metavar="TYPE[:FACTOR]", help=text)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the perplexities")
     args = parser.parse_args(arguments)
@@ -50,14 +50,14 @@ def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) 
     """Returns the job that evaluates the run in a folder, which may have been moved or copied.
 
     Raises:
-        UserError: there is no finished language model, a block is too long for the model or the split, or the
-            model has no angles to scale.
+        UserError: if there is no finished language model, a block is too long for the model or the split, or
+            the model has no angles to scale.
     """
     settings = read_json(folder / "run.json")
     if not settings:
         raise UserError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
     if settings["kind"] != "lm":
-        raise UserError(f"{folder} has a run of kind {settings['kind']}: expected lm")
+        raise UserError(f"{folder} has a run of kind {settings['kind']}: expected a language model (lm)")
     if "finished" not in read_json(folder / "evaluation.json"):
         raise UserError(f"the run in {folder} is not finished: resume it with `lrpe train`")
     run, kind = Run.of(settings), KINDS["lm"]
@@ -75,7 +75,7 @@ def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) 
 
 
 def evaluate_lengths(job: Job) -> dict[int, dict]:
-    """Evaluates the test split at the block lengths that are not recorded; returns {length: metrics}."""
+    """Evaluates the test split at the block lengths without a record; returns {length: metrics} of all."""
     with locked(job.folder) as job.lock, resumable():
         for name in tqdm(runner.missing_evaluations(job, job.record), "block lengths", disable=None):
             runner.evaluate(job, name)

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
         ("length", "N", min_int(1), "number of tokens to sample (default: 200)"),
         ("temperature", "T", float, "divisor of the logits; 0 selects the most likely token (default: 1)"),
         ("top-k", "K", min_int(0), "sample from the K most likely tokens (default: all)"),
-        ("top-p", "P", float, "sample from the most likely tokens whose probabilities sum to P"),
+        ("top-p", "P", float, "sample from the most likely tokens whose probabilities sum to P (default: 1)"),
         ("seed", "S", min_int(0), "seed of the random numbers of each prompt (default: random)"),
     ):
         group.add_argument(f"--{name}", type=kind, metavar=value, help=text)

@@ -23,7 +23,7 @@ from fairseq_lrpe.utils.files import REPOSITORY, output_folder, write_atomic
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe report", __doc__, "[options]")
-    text = "folder of runs, or of recorded results (default: results; of --atlas: docs/results)"
+    text = "folder of runs, or of recorded results (default: results, or docs/results with --atlas)"
     parser.add_argument("--results", type=abs_path, help=text)
     pages = parser.add_mutually_exclusive_group()
     text = "file of the report (default: report.html in the results folder)"

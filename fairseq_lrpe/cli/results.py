@@ -1,6 +1,6 @@
 """Show the results of a paper's table or of all runs of an experiment, or record and check finished runs.
 
-Published numbers are from configs/paper and labelled "paper". All other numbers are from the runs below the
+Published numbers are from configs/paper and labeled "paper". All other numbers are from the runs below the
 results folder, finished or not, or from a folder of recorded results, such as docs/results.
 
 --check compares the finished runs with the records of the same runs. On the same kind of machine, with the
@@ -91,7 +91,7 @@ def show_experiment(args: Namespace) -> None:
 
 
 def use_records(args: Namespace) -> bool:
-    """Writes or reads recorded results; returns whether all runs were recorded, or no number is off."""
+    """Writes or checks recorded results; returns False if a run was not recorded, or a number is off."""
     from fairseq_lrpe.experiments.reporting import recording
 
     if args.record:

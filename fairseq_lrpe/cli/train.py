@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     args, overrides = parse(make_parser(), arguments[:split])
     with exit_on_error("train"):
         experiment = Experiment.load(args.experiment, overrides)
-        check_method(args.method, args.attention)
+        check_method(args.method, args.attention, "pass --attention softmax")
         runs = experiment.runs(args.attention, args.method, args.seeds)
         jobs = [Job(experiment, run, args.results, more=arguments[split + 1 :]) for run in runs]
         if args.estimate:
@@ -91,7 +91,7 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--attention", default="linear", help="type: linear (default) or softmax")
     text = "random seeds, with one run each (default: 1)"
     parser.add_argument("--seeds", type=min_int(1), nargs="+", default=[1], help=text)
-    text = "address of one of the nodes, each of which must execute this command (if there are several)"
+    text = "for training on several nodes: address of one of them; execute the same command on each of them"
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help=text)
     text = "number of jobs in SLURM's queue at a time (default: all)"
     parser.add_argument("--jobs", type=min_int(1), help=text)

@@ -32,7 +32,7 @@ SIZES = {  # {attribute of transformers' BertConfig: the corresponding flag of o
 
 
 def check(args, vocabulary: Path) -> None:
-    """Raises UserError if the BERT given by --encoder is unreadable, or of other sizes or vocabulary.
+    """Raises a UserError if the BERT of --encoder is unreadable, or its sizes or vocabulary do not match.
 
     For a model on the Hugging Face Hub, only the configuration and the vocabulary are downloaded.
     """
@@ -71,7 +71,7 @@ def _readable(name: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"--encoder {name} is not a readable BERT model ({reason})") from None
+        raise UserError(f"--encoder {name} is not a readable BERT model ({reason}): pass another") from None
 
 
 def load_bert(name: str):
@@ -82,7 +82,8 @@ def load_bert(name: str):
         options = {"add_pooling_layer": False, "dtype": torch.float, "output_loading_info": True}
         model, info = BertModel.from_pretrained(name, **options)
     if missing := sorted(info["missing_keys"]):
-        raise UserError(f"--encoder {name} lacks {len(missing)} of BERT's weights, such as {missing[0]}")
+        wrong = f"lacks {len(missing)} of BERT's weights, such as {missing[0]}"
+        raise UserError(f"--encoder {name} {wrong}: pass another model")
     return model
 
 

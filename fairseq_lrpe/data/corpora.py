@@ -31,7 +31,7 @@ CORPORA = {
     "imdb": Row("imdb:ByWords", "IMDB reviews in words", "downloaded"),
     "imdb_lm": Row("imdb:RunningText", "IMDB reviews as running text in SentencePiece", "downloaded"),
     "snli": Row("nli:Snli", "SNLI sentence pairs in words", "downloaded"),
-    "sentences": Row("sentences:Sentences", "your own labelled texts in words", "needs --from"),
+    "sentences": Row("sentences:Sentences", "your own labeled texts in words", "needs --from"),
     "squad": Row("questions:Questions", "SQuAD questions in BERT word pieces", "downloaded"),
     "cmrc2018": Row("questions:Questions", "CMRC 2018 questions (Chinese) in BERT word pieces", "downloaded"),
     "lra_text": Row("imdb:ByBytes", "Long-Range Arena Text, IMDB by bytes", "downloaded"),
@@ -79,7 +79,7 @@ def prepare_arguments(name: str) -> str:
 
 
 def prepare_command(folder: Path) -> str | None:
-    """Returns the command that prepares a folder, relative to the repository, or None if it has no corpus."""
+    """Returns the command that prepares a folder relative to the repository, or None for any other folder."""
     for name in (*CORPORA, *MINI):
         if match := re.fullmatch(data_folder(name).replace("TASK", "([^/]+)"), folder.as_posix()):
             task = match[match.lastindex or 0]

@@ -25,7 +25,7 @@ class Task:
     label: str  # name of the label column
     labels: tuple[str, ...]  # class names in the order of their dictionary; empty for a regression task
     files: dict[str, str] = field(default_factory=lambda: FILES)  # {split: file}
-    header: tuple[str, ...] = ()  # column names of labelled files, if they have no header line
+    header: tuple[str, ...] = ()  # column names of labeled files, if they have no header line
     empty: bool = False  # whether sentences may be empty
     measure: str = "accuracy"  # name of the metric in tables
     logged: str = "accuracy"  # name of the metric in fairseq's log; it selects the best checkpoint

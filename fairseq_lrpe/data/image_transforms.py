@@ -72,7 +72,7 @@ def random_resized_crop(image: "Image", size: int, rng: np.random.Generator) -> 
 
 
 def resize_and_center_crop(image: "Image", size: int) -> "Image":
-    """Resizes the shorter side of an image to 256/224 ``size`` and returns the center crop of this size.
+    """Resizes an image to a shorter side of 256/224 ``size``; returns its ``size`` x ``size`` center crop.
 
     An image of ``size`` x ``size`` is returned unchanged, as in DeiT's evaluation on CIFAR.
     """
@@ -103,7 +103,7 @@ def mean_std_255(device: torch.device) -> list[Tensor]:
 
 
 def random_erase_box(height: int, width: int, rng: np.random.Generator) -> Region | None:
-    """Returns a random rectangle to erase with probability ERASE_PROBABILITY, or else None.
+    """Returns a random rectangle to erase, or None with probability 1 - ERASE_PROBABILITY.
 
     The area is uniform in ERASE_AREA, the aspect ratio log-uniform in ERASE_RATIO, the position uniform. The
     result is also None if no draw fits into the image.

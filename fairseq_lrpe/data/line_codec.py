@@ -40,7 +40,7 @@ class LineCodec:
 
 
 class Characters(LineCodec):
-    """Characters, where ▁ represents a space and <unk> is one symbol."""
+    """Codec of characters, where ▁ represents a space and <unk> is one symbol."""
 
     def encode(self, line, start=True):
         words = (word if word == "<unk>" else " ".join(word) for word in line.split())
@@ -52,7 +52,7 @@ class Characters(LineCodec):
 
 
 class SentencePieces(LineCodec):
-    """SentencePiece units; ``model`` is the path of the SentencePiece model."""
+    """Codec of SentencePiece units; ``model`` is the path of the SentencePiece model."""
 
     def __init__(self, model: Path):
         self.model = model
@@ -65,7 +65,7 @@ class SentencePieces(LineCodec):
 
 
 class BytePairs(LineCodec):
-    """GPT-2 BPE; ``folder`` contains encoder.json and vocab.bpe.
+    """Codec of GPT-2 BPE; ``folder`` contains encoder.json and vocab.bpe.
 
     The symbols are those of fairseq's examples/roberta/multiprocessing_bpe_encoder.py with --keep-empty.
     """
@@ -80,7 +80,7 @@ class BytePairs(LineCodec):
         return " ".join(map(str, encoder.encode(line.strip() if start else line.rstrip())))
 
     def stream(self, symbols, start=True):
-        """Yields the text of each symbol; an incomplete character is yielded with its last symbol."""
+        """Yields the text of each symbol; a character of several symbols is yielded with the last of them."""
         encoder, decoder = gpt2_encoder(self.folder), codecs.getincrementaldecoder("utf-8")("replace")
         for symbol in symbols:
             if symbol.isdecimal() and int(symbol) in encoder.decoder:

@@ -5,7 +5,7 @@ from functools import cache
 
 
 class Tokenizer:
-    """A tokenizer that lower-cases text, and splits English ("en") into words, Chinese into characters."""
+    """A tokenizer of lower-cased text: English ("en") is split into words, any other into characters."""
 
     def __init__(self, language: str):
         self.language = language

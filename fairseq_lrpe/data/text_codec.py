@@ -81,7 +81,7 @@ def load(data: Path) -> Moses:
     """Returns the codec of the prepared translation data in a folder."""
     note = data / PREPARATION
     if not note.is_file() or json.loads(note.read_text()).get("bpe") != Moses.facts["bpe"]:
-        raise UserError(f"{note} is missing or not for translation: `{PREPARE}` lists the corpora")
+        raise UserError(f"{note} is missing or not for translation: prepare a corpus (see `{PREPARE}`)")
     codec = Moses(data.parent)
     if not codec.path.is_file():
         raise UserError(f"{codec.path} is missing: restore it or prepare the corpus again")

@@ -135,7 +135,7 @@ def find_answer(answer: str, context: str, near: int = 0) -> int:
 
 
 def window(length: int, first: int, last: int, room: int) -> slice:
-    """Returns a slice of at most ``room`` of ``length`` items, centered on items ``first`` to ``last``."""
+    """Returns a slice of at most ``room`` of ``length`` items around the items ``first`` to ``last`` - 1."""
     start = first - max(room - (last - first), 0) // 2
     start = max(min(start, length - room), 0)
     return slice(start, min(start + room, length))

@@ -25,18 +25,18 @@ ENCODINGS = {}
 
 
 class Context(NamedTuple):
-    """What an encoding may need in a call of attention beside queries, keys and values.
+    """Contains what an encoding may depend on in a call of attention, besides queries, keys and values.
 
     Attributes:
         q_offset: position of the first query, or a :class:`fairseq_lrpe.ops.position_index.PositionIndex` if
             positions are not consecutive.
-        k_offset: position of the first key, or the same kind of index, whose ``query_positions`` are then
-            those of the keys.
+        k_offset: position of the first key, or a ``PositionIndex`` whose ``query_positions`` are the
+            positions of the keys.
         key_padding_mask: (B, Lk), True at padding, or None.
         features: the :meth:`Encoding.input_features` of the new keys, which are the last ones, or None.
         feature_sum: the sum of the features of all earlier keys, (B, H, 1, F) in float64, or None for 0.
-        log_decay: the result of :meth:`Encoding.log_decay` in softmax attention. A decay that depends on the
-            input also contains those of the earlier keys.
+        log_decay: in softmax attention, the result of :meth:`Encoding.log_decay`. A decay that depends on the
+            input is that of all keys, also of cached ones.
         prepared: the result of :meth:`Encoding.prepare`.
     """
 
@@ -49,7 +49,7 @@ class Context(NamedTuple):
     prepared: Any = None
 
     def block(self, start: int, count: int, keys: int | None = None) -> "Context":
-        """Returns the context of queries ``start`` to ``start + count - 1`` and the first keys, or all."""
+        """Returns the context of ``count`` queries from ``start`` on and the first ``keys`` keys, or all."""
         if isinstance(self.q_offset, PositionIndex):
             return self._replace(q_offset=self.q_offset.block(start, count, keys))
         return self._replace(q_offset=self.q_offset + start)
@@ -97,7 +97,7 @@ class Encoding(Float32Parameters):
     """Whether q and k are encoded independently of each other, which linear attention requires."""
 
     bidirectional = True
-    """Whether the encoding also works in attention that is not causal; by default not, if it decays."""
+    """Whether the encoding also works if not causal; by default False if ``log_decay`` is overridden."""
 
     uses_absolute_positions = False
     """Whether scores depend on absolute positions, which excludes a memory of preceding segments."""
@@ -176,9 +176,8 @@ class Encoding(Float32Parameters):
         et al. 2022). With shape (H, d), or (1, d) for all heads, each feature t has its own decay: q_i·k_j
         becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt in both.
 
-        A decay that depends on the layer's input has shape (B, H, n) or (B, H, n, d) for the n new keys, of
-        which ``context.features`` are known, and is 0 at padding. Σ_{l=j+1..i} log_decay_l then replaces
-        log_decay·(i−j).
+        A decay that depends on the layer's input has shape (B, H, n) or (B, H, n, d) for the n keys of
+        ``context.features``, and is 0 at padding. Σ_{l=j+1..i} log_decay_l then replaces log_decay·(i−j).
         """
         return None
 
@@ -187,7 +186,7 @@ class Encoding(Float32Parameters):
         return q, k
 
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
-        """Returns what :meth:`bias` or :meth:`scores` need, which is ``context.prepared`` in their calls.
+        """Computes data for :meth:`bias` and :meth:`scores`, which they get as ``context.prepared``.
 
         Softmax attention computes scores for one block of queries at a time, but calls this method once, for
         all queries and keys.
@@ -208,7 +207,7 @@ class Encoding(Float32Parameters):
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
         """Returns the term that softmax attention adds to the scaled scores, or None for no term.
 
-        The default is the term of ``log_decay``, which an encoding with a decay of its own must include.
+        The default is the term of ``log_decay``. A subclass with a decay and its own bias must add it.
 
         Args:
             q: a block of queries as returned by :meth:`forward`.
@@ -362,7 +361,8 @@ def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]
         options = encoding_options(cls)
         if set(option_help) != set(options):
             raise TypeError(
-                f"{cls.__name__} has options {sorted(options)} but help texts for {sorted(option_help)}"
+                f"{cls.__name__} has options {sorted(options)} but help texts for {sorted(option_help)}: "
+                "pass one for each option"
             )
         cls.name, cls.option_help = name, option_help
         ENCODINGS[name] = cls

@@ -19,7 +19,7 @@ _MAX_BLOCKS = 2**20
 """Number of blocks per layer that have their own seed."""
 
 _MAX_INDEXED_POSITIONS = 4096
-"""Number of positions below which positions that are not consecutive use the noise of all positions."""
+"""If non-consecutive positions are all below this, noise is drawn for every position up to the largest."""
 
 
 @register_encoding("conv_spe", kernel_size="number of positions in ConvSPE's kernels")
@@ -77,7 +77,7 @@ class ConvSPE(GatedSPE):
         return encode(q, self.kernel_q, q_offset), encode(k, self.kernel_k, k_offset)
 
     def _consecutive_codes(self, *ranges):
-        """Returns a function that computes the matrices of positions, all of which are in the ranges."""
+        """Returns a function that computes the matrices of positions that are in one of ``ranges``."""
         first, end = min(r.start for r in ranges), max(r.stop for r in ranges)
         count = end - first + self.kernel_q.size(-1) - 1
         if self.training:
@@ -94,7 +94,7 @@ class ConvSPE(GatedSPE):
         return codes
 
     def _far_codes(self):
-        """Returns a function that computes the matrices only of those blocks in which there are positions."""
+        """Returns a function that computes matrices only for the blocks that contain a given position."""
         shape = self.num_heads, self.head_dim, _BLOCK_SIZE, self.head_dim
         drawn = collections.defaultdict(lambda: self.random_noise(*shape))
         block = drawn.__getitem__ if self.training else self._fixed_block
@@ -109,7 +109,7 @@ class ConvSPE(GatedSPE):
         return codes
 
     def _noise(self, first, count, block):
-        """Returns the noise (H, d, count, R) from position ``first`` on, from that of each block."""
+        """Returns the noise (H, d, count, R) from position ``first`` on; ``block(n)`` is that of block n."""
         start, end = first // _BLOCK_SIZE, (first + count - 1) // _BLOCK_SIZE + 1
         blocks = [block(n) for n in range(start, end)]
         return torch.cat(blocks, dim=2).narrow(2, first - start * _BLOCK_SIZE, count)

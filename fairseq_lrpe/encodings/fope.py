@@ -14,8 +14,8 @@ from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_
 @register_encoding(
     "fope",
     sigma="gain σ of the random coefficients of FoPE's Fourier series",
-    length="length of training sequences, which have FoPE's lowest frequency, 2π/length; 0 means the model's "
-    "maximum length",
+    length="length N of training sequences (0: the model's maximum length); FoPE uses only frequencies of at "
+    "least 2π/N",
 )
 class FoPE(Encoding):
     """Multiplies the pair (x_2t, x_2t+1), as a complex number, by a Fourier series (Hua et al. 2025, Eq. 13).

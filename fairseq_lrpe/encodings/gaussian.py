@@ -11,9 +11,9 @@ from fairseq_lrpe.encodings.distance_bias import DistanceBias
 class Gaussian(DistanceBias):
     """Adds −|w (i−j)² + b| to the scaled scores, w ≥ 0 and b ≤ 0 (Gaussian Transformer, Guo et al. 2019).
 
-    Without b, the bias multiplies the attention weights by a Gaussian function of the distance with variance
-    1/(2w), and normalizes them. b reduces the weight of the query's own position. "A Survey of Transformers"
-    (Lin et al. 2021, Eq. 21) has the same formula.
+    Without b, the bias multiplies the weights, before they are normalized, by a Gaussian function of the
+    distance with variance 1/(2w). b reduces the weight of the query's own position. "A Survey of
+    Transformers" (Lin et al. 2021, Eq. 21) has the same formula.
 
     w and b are learned scalars of the layer, which all heads share. Absolute values of the parameters enforce
     their signs, because clamped parameters would get no gradient. The initial values are ours: w = 0.01, a

@@ -23,9 +23,9 @@ def clipped_index(distance: Tensor, k: int, signed: bool) -> Tensor:
     "scores, or a vector of the distance multiplies the features (3) or is added to queries and keys (4)",
 )
 class Huang(Encoding):
-    """Combines queries, keys and a learned a of their clipped distance (Huang et al. 2020, methods 1 to 4).
+    """Combines queries and keys with a learned scalar or vector of their distance (Huang et al. 2020).
 
-    The scaled scores are, with x = clip(i−j, k):
+    The scaled scores of the paper's methods 1 to 4 are, with the learned a and x = clip(i−j, k):
 
         1   q_i·k_j a_|x| / √d                      a is a scalar
         2   q_i·k_j a_x / √d                        a is a scalar

@@ -12,10 +12,12 @@ from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
 
 _BLOCK_SIZE = 64
-"""Number of consecutive positions whose rotations are computed from one exponential and shared ones."""
+"""Number of positions in a block, whose rotations are that of its start times those of positions 0 to 63."""
 
 
-@register_encoding("liere", block_size="side of the blocks of LieRE's rotations; 0 means the head dimension")
+@register_encoding(
+    "liere", block_size="rows of the blocks of LieRE's rotation matrices; 0 means the head dimension"
+)
 class LieRE(Encoding):
     """Multiplies q and k by a rotation R(p) = exp(Σ_a p_a A_a) (Ostmeier et al. 2025).
 
@@ -101,7 +103,7 @@ class _MatrixExponential(torch.autograd.Function):
     """Computes ``torch.matrix_exp`` with a backward pass that is exact for gradients of any size.
 
     The gradient with respect to A is the upper right block of exp([[Aᵀ, G], [0, Aᵀ]]), where G is the
-    incoming gradient. torch computes this for G itself, whose size determines the rounding error.
+    incoming gradient. torch's rounding error depends on the size of G; here, G is scaled to a maximum of 1.
     """
 
     plain = torch.matrix_exp

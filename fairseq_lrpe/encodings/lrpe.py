@@ -33,7 +33,8 @@ ROTATIONS = ("identity", "householder", "odd_even", "fft")
 @register_encoding(
     "lrpe",
     core=f"LRPE's position matrix Λ(s): {', '.join(CORES)}",
-    rotation=f"LRPE's matrix P, applied first: {', '.join(ROTATIONS)} (fft requires the unitary core)",
+    rotation=f"LRPE's matrix P, by which q and k are multiplied before Λ(s): {', '.join(ROTATIONS)} (fft "
+    "requires the unitary core)",
     learn_theta="train LRPE's angles instead of freezing them",
     learn_householder="train LRPE's Householder vector v instead of freezing it",
     theta_type="LRPE's n angles: a is 10000^(-2t/w), b is π(t+1)/(2Mn) and c is π/(2M(t+1)) for t = 0..n-1, "
@@ -53,7 +54,7 @@ class LRPE(RotaryEncoding):
                      (q = ⌊d/2⌋, ICLR App. C.7; mix_reflect in the pseudocode)
         permutation  x_{π^s(i)} with a random permutation π (Proposition 3.5)
 
-    The option ``rotation`` selects P:
+    The option ``rotation``, named as in the paper's code, selects P, not the rotation that depends on s:
 
         identity     no change
         householder  I − 2 v vᵀ/vᵀv, v ~ N(0, I) (Eq. 73)

@@ -10,7 +10,7 @@ from fairseq_lrpe.ops.rotation import complex_dtype, phases, rotary_frequencies
 
 @register_encoding(
     "lrpe_decay",
-    first_layer="rotate in the first layer only, with own angles for each head, as TransNormerLLM does",
+    first_layer="rotate in the first layer only, with separate angles for each head, as in TransNormerLLM",
 )
 class LRPEDecay(LRPE):
     """Unitary LRPE with learned angles and the decay λ = e^(−(8h/H)(1 − l/L)) of head h in layer l.

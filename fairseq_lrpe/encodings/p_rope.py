@@ -24,7 +24,7 @@ class PRoPE(RoPE):
         self.p, self.pairs = p, int(p * self.pairs)
         if not 0 < p <= 1 or not self.pairs:
             raise ValueError(
-                f"p_rope needs a p of at most 1 that keeps one of {self.head_dim // 2} frequencies, not {p}"
+                f"p_rope needs a p from 1/{self.head_dim // 2} to 1, to keep a frequency, not {p}"
             )
 
     def rotate(self, x: Tensor, offset: int, backwards: bool = False) -> Tensor:

@@ -11,9 +11,9 @@ from fairseq_lrpe.utils.errors import UserError
 class RotaryEncoding(Encoding):
     """Base class of encodings that rotate features by angles proportional to the position.
 
-    A subclass uses the angles of :meth:`scaling_at`. Its ``forward`` calls :meth:`check_keys` and
-    :meth:`with_attention_factor`, and ``shift_keys`` calls :meth:`check_shift`. Parameters keep their values.
-    Only angles are scaled: decays and other functions of the distance are not.
+    A subclass scales its angles by :meth:`scaling_at`. Its ``forward`` calls :meth:`check_keys` and
+    :meth:`with_attention_factor`, and ``shift_keys`` calls :meth:`check_shift`. Scaling changes neither
+    parameters nor functions of the distance other than angles, such as decays.
     """
 
     rope_scaling: RopeScaling | None = None
@@ -25,13 +25,13 @@ class RotaryEncoding(Encoding):
         return self.axes == 1
 
     def scaling_at(self, offset: int | PositionIndex, length: int) -> RopeScaling | None:
-        """Returns the scaling of the angles of ``length`` positions that end at the last one of a call."""
+        """Returns the scaling in a call whose last ``length`` positions start at ``offset``, or None."""
         return self.rope_scaling and self.rope_scaling.at_length(_end(offset, length))
 
     def check_keys(self, q: Tensor, k: Tensor, context: Context) -> None:
-        """Raises a ValueError if angles depend on the length, and a call does not have all keys.
+        """Raises a ValueError if dynamic scaling changes the angles and the call does not encode all keys.
 
-        Cached keys are encoded with the angles of an earlier length.
+        Cached keys were encoded with the angles of a shorter length.
         """
         if self.rope_scaling is None or self.rope_scaling.type != "dynamic":
             return
@@ -43,7 +43,7 @@ class RotaryEncoding(Encoding):
             )
 
     def check_shift(self) -> None:
-        """Raises a ValueError if encoded keys cannot be shifted, because their angles are not known."""
+        """Raises a ValueError for dynamic scaling, whose encoded keys have unknown angles."""
         if self.rope_scaling is not None and self.rope_scaling.type == "dynamic":
             raise UserError("dynamic scaling cannot shift encoded keys: use ntk, such as ntk:4")
 
@@ -58,7 +58,7 @@ def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
 
     Args:
         module: the module, which is changed.
-        scaling: the scaling, or None for the angles of the training.
+        scaling: the scaling, or None to restore the angles of the training.
 
     Raises:
         ValueError: if no encoding in the module rotates, or if another encoding depends on positions.
@@ -66,12 +66,12 @@ def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
     encodings = [x for x in module.modules() if isinstance(x, Encoding) and x.name != "none"]
     other = [x for x in encodings if not (isinstance(x, RotaryEncoding) and x.scalable)]
     if other or not encodings:
-        problem = "there is no encoding"
+        problem = "the model has no encoding"
         if other:
-            problem = f"{other[0].name} has no angles of rotations by distances"
+            problem = f"{other[0].name} has no rotation angles that can be scaled"
         names = sorted(name for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding))
         raise UserError(
-            f"{problem}, which rope scaling needs: use one of {', '.join(names)} in sequences, except lrpe's "
+            f"{problem}: for rope scaling, use one of {', '.join(names)} in sequences, except lrpe's "
             "permutation core"
         )
     for encoding in encodings:

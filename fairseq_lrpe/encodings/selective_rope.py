@@ -24,7 +24,7 @@ class SelectiveRoPE(Encoding):
     The pair (y_2m, y_2m+1) of q and k at position t is rotated by τ_m Σ_{s≤t} φ_sm, where τ_m is
     500000^(−2m/d). φ is a causal depthwise convolution over 4 positions, without bias or activation, of
     W₂ W₁ x_s/‖x_s‖, where x is the layer's input and W₁ has rank 16. With ``gate``, φ_s is multiplied by
-    σ(w_h·x_s/‖x_s‖ + b_h). The angles of each head are its own, and padding has the angle 0. Initial values
+    σ(w_h·x_s/‖x_s‖ + b_h). Each head has its own angles, and padding has the angle 0. Initial values
     are those of torch's layers, as in the authors' code.
 
     Sums of angles are computed in float64. Decoding stores the last three inputs and the sum of all angles.

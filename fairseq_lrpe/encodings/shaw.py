@@ -29,9 +29,9 @@ def level(distance: Tensor, k: int, k_after: int, width: int, rounding: str) -> 
 class Shaw(Encoding):
     """Adds q_i·w_{clip(i−j, k)} / √d to the scaled scores (Shaw et al. 2018; LFHC paper Eqs. 4-5).
 
-    With ``values``, Σ_j a_ij w'_{clip(i−j, k)} is added to the output (survey Eq. 5). ``w_k.weight`` and
+    With ``values``, Σ_j a_ij w'_{clip(i−j, k)} is added to the output (Su 2021, Eq. 5). ``w_k.weight`` and
     ``w_v.weight`` contain w and w' (2k+1, d), which all heads share as in Shaw et al., or (2k+1, H·d) if
-    ``per_head``. With ``k_after``, distances are clipped to −k_after..k (survey Eq. 6, where p_min = −k_after
+    ``per_head``. With ``k_after``, distances are clipped to −k_after..k (Su 2021, Eq. 6, p_min = −k_after
     and p_max = k), and there are k_after + k + 1 vectors. Causal attention uses only the k + 1 vectors of the
     distances 0..k.
 

@@ -13,7 +13,7 @@ class GatedSPE(Encoding):
     """Base class of gated stochastic positional encodings (Liutkus et al. 2021, Sec. 3.2).
 
     Features are multiplied by noise, of which a part is constant over positions. The other part depends on
-    the position, and its covariance is that of the encoding. The gate g = sigmoid(gate) is the proportion of
+    the position, with a covariance that the subclass defines. The gate g = sigmoid(gate) is the proportion of
     the constant part in the expected scores.
 
     Standard normal noise has one row of R = d realizations per feature, and is shared by q, k and the batch.
@@ -68,7 +68,7 @@ class SPE(GatedSPE):
 
         E[q̂_i·k̂_j] = Σ_n q_in k_jn ((1−g_n) softplus(gain_n)² cos(2πf_n(i−j) + o_n) / 2 + g_n).
 
-    Z is standard normal noise (d, R) per head with scaled rows.
+    Each Z is normal noise (d, R) per head, whose rows are scaled to give this expectation.
 
     Parameters are ``freqs``, ``offsets`` and ``gains`` (H, d, 1), and ``gate`` (H, d). Encoding takes
     O(L d R) time for the product with a matrix (3d, R).

@@ -17,7 +17,7 @@ class StickBreaking(Encoding):
 
     There is no softmax: each key, from the nearest to the farthest, takes the share σ(z) of what is left of
     1. The weights of a query sum to at most 1, and the rest is not used. Only keys before the query take
-    part, without its own, so that the output is 0 at the first position. Padding takes no share.
+    part, not its own, so that the output is 0 at the first position. Padding takes no share.
 
     The scores are the logarithms of the weights, computed by a sum over keys in at least float32. They take
     O(L² d) time. The encoding has no parameters.

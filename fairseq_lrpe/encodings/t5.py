@@ -10,11 +10,11 @@ from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 
 def relative_bucket(distance: Tensor, causal: bool, buckets: int, max_distance: int) -> Tensor:
-    """Returns T5's bucket index of each distance i − j (Raffel et al. 2020; table in Su's survey of 2021).
+    """Returns T5's bucket index of each distance i − j (Raffel et al. 2020; table in Su 2021).
 
-    One half of the buckets is for keys at or before the query, and the other half for later keys; if
-    ``causal``, all buckets are for the former. The first half of these buckets cover one distance each, and
-    the others increase in width logarithmically up to ``max_distance``.
+    The first half of the buckets is for keys at or before the query, and the second half for later keys. If
+    ``causal``, all buckets are for keys at or before the query. In each direction, the first half of its
+    buckets cover one distance each, and the others increase in width logarithmically up to ``max_distance``.
     """
     side = buckets if causal else buckets // 2
     exact = side // 2
@@ -34,7 +34,7 @@ def relative_bucket(distance: Tensor, causal: bool, buckets: int, max_distance: 
     max_distance="distance from which on all distances are in T5's last bucket",
 )
 class T5(Encoding):
-    """Adds a learned β_{bucket(i−j), h} to the scaled scores of head h (Raffel et al. 2020; survey Eq. 10).
+    """Adds a learned β_{bucket(i−j), h} to the scaled scores of head h (Raffel et al. 2020; Su 2021, Eq. 10).
 
     T5 itself does not scale its scores; here they are scaled as in every other encoding.
     The bias costs O(L²) additions per head, but only O(L) look-ups.

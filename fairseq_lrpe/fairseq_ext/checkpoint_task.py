@@ -1,4 +1,4 @@
-"""Makes fairseq's evaluation commands use the task, and the settings of the task, of a checkpoint.
+"""Makes fairseq's evaluation commands use the task of a checkpoint, with its settings.
 
 By default, most of these commands read both from the command line only, so a model trained by ``memory_lm``
 would be evaluated by ``language_modeling``, without its memory.

@@ -17,7 +17,7 @@ LIMITS = ("max_tokens", "batch_size", "required_batch_size_multiple")
 
 
 def load_checkpoint_to_cpu(load, *args, **kwargs):
-    """Adds the settings that determined the batches to the state of the iterator."""
+    """Loads a checkpoint, and adds the settings that determined its batches to the state of its iterator."""
     state = load(*args, **kwargs)
     iterator = (state.get("extra_state") or {}).get("train_iterator")
     if iterator is not None and state.get("cfg"):
@@ -63,7 +63,7 @@ def load_state_dict(load, self, state):
 
 
 def batches_of_epoch(iterator, settings, state) -> list:
-    """Returns the batches of all processes in the order of trainings with these settings."""
+    """Returns the batches of all processes in the order in which a training with ``settings`` uses them."""
     trainer, dataset = iterator.trainer, iterator.trainer.cfg.dataset
     limits, cache = {name: dataset[name] for name in LIMITS}, trainer.task.dataset_to_epoch_iter
     trainer.task.dataset_to_epoch_iter = {}
@@ -94,7 +94,7 @@ def split(dataset, samples, settings) -> list:
 
 
 def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
-    """Returns the batches of this process, those of the rest in a continued epoch."""
+    """Returns the batches of this process; in an epoch that other batches continue, those of its rest."""
     rest = getattr(self, "rest", None)
     if not rest or rest["epoch"] != epoch:
         return ordered(self, epoch, fix_batches_to_gpus, shuffle)
@@ -106,7 +106,7 @@ def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
 
 
 def state_dict(get_state, self):
-    """Adds the order of a continued epoch and the number of samples seen to the state."""
+    """Returns the state; that of a continued epoch includes its batch settings and the samples seen."""
     state, rest = get_state(self), getattr(self, "rest", None)
     if rest and rest["epoch"] == state["epoch"]:
         batches = rest["batches"][: state["iterations_in_epoch"] * self.num_shards]

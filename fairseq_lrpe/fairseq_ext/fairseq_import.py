@@ -1,4 +1,4 @@
-"""Imports fairseq, before all other imports of it, without its changes of the root logger.
+"""Imports fairseq without its changes of the root logger; must be imported before other uses of fairseq.
 
 Raises:
     ImportError: if torch is too old, or if fairseq was not built for the installed numpy. fairseq's commands

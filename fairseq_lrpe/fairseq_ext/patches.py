@@ -48,7 +48,7 @@ SAVE_SIGNALS = (signal.SIGTERM, *CLUSTER_SIGNALS)
 def apply(
     check_command_line: Callable[[list[str]], None], check_arguments: Callable[[Namespace], None]
 ) -> None:
-    """Installs all patches; the arguments raise a UserError for invalid words or parsed arguments."""
+    """Installs all patches; the functions validate the words of a command line and the parsed arguments."""
     if is_fairseq_command():
         # Strong decays produce denormal weights, with which attention on a CPU takes twice as long.
         torch.set_flush_denormal(True)
@@ -180,7 +180,7 @@ def _save_on_signal(received, validate_and_save, cfg, trainer, task, epoch_itr, 
 
 
 def _with_blocked_signals(iterate, self):
-    """Starts the workers of a DataLoader with blocked ``SAVE_SIGNALS``, to survive the checkpoint.
+    """Starts a DataLoader's workers with blocked ``SAVE_SIGNALS``, so that they run until the checkpoint.
 
     At exit, multiprocessing would wait for workers that block SIGTERM: ``_kill_workers`` stops them first.
     """
@@ -273,7 +273,7 @@ def _check_not_shortened(task, split):
 
 
 def _record_training(get_train_iterator, self, *args, **kwargs):
-    """Stores the split of which fairseq may skip samples, and the iterator's trainer."""
+    """Stores the training split, whose samples may be skipped, in the task; the trainer in the iterator."""
     self.task.training_split = self.cfg.dataset.train_subset
     iterator = get_train_iterator(self, *args, **kwargs)
     iterator.trainer = self

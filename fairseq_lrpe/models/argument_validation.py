@@ -34,6 +34,9 @@ def check_command_line(words: list[str]) -> None:
     family = max((name for name in FAMILIES.values() if rest.startswith(f"{name}_")), key=len, default=None)
     if attention in ATTENTIONS and family and arch not in ARCH_MODEL_REGISTRY:
         name = rest.removeprefix(f"{family}_")
+        if name in METHODS:
+            remedy = f"pass --arch softmax_{family}_{name}"
+            raise UserError(f"the method {name!r} does not exist in {attention} attention: {remedy}")
         methods = [name for name, method in METHODS.items() if attention in method.attentions()]
         raise UserError(f"{attention}_{family} has no method {name!r}{choices(name, methods, LISTING)}")
 
@@ -73,7 +76,7 @@ def check_arguments(args) -> None:
 
 
 def check_block_length(args) -> None:
-    """Raises a UserError if blocks of text exceed the model's maximum length; fairseq would skip all."""
+    """Raises a UserError if blocks of text exceed the model's maximum length; fairseq would skip them."""
     flag = {"language_modeling": "max_target_positions", "masked_lm": "max_positions"}.get(args.task)
     longest = flag and getattr(args, flag, None)
     if longest and str(args.sample_break_mode) in ("None", "none") and args.tokens_per_sample > longest:
@@ -98,7 +101,7 @@ def check_restored_checkpoint(args) -> None:
             newest = newest_readable(last.parent)
             if newest is None:
                 raise UserError(
-                    f"{error}, and its folder has no readable checkpoint: remove it to train from scratch"
+                    f"{error}, and its folder has no readable one: remove {last.name} to train from scratch"
                 ) from None
             print(f"fairseq_lrpe: {error}: continuing from {newest}", file=sys.stderr)
             args.restore_file, args.finetune_from_model = str(newest), None
@@ -155,4 +158,4 @@ def check_machine(args, linear_backend: str) -> None:
     if linear_backend == "fla" and (
         reason := fla_missing_requirement(torch.device("cuda" if gpu else "cpu"))
     ):
-        raise UserError(f"--linear-backend fla needs {reason}: pass auto or chunk")
+        raise UserError(f"--linear-backend fla needs {reason}: pass --linear-backend auto or chunk")

@@ -219,7 +219,7 @@ class ClassifierModel(BaseFairseqModel):
 
     @staticmethod
     def check_data(cfg, args):
-        """Raises a UserError if inputs contain special tokens but --pixels linear has no embeddings."""
+        """Raises a UserError if inputs have special tokens, for which --pixels linear has no embeddings."""
         about = layout.read_metadata(Path(args.data))
         has_specials = args.pooling == "first" or is_joined(about, args.pairs)
         if "pixels" in about and cfg.pixels == "linear" and has_specials:
@@ -278,7 +278,7 @@ class ClassifierModel(BaseFairseqModel):
         """
         embedding = self.encoder.embed_tokens.embedding
         if embedding is None:
-            raise UserError("--embed-path needs embeddings, and --pixels linear has no embeddings: omit it")
+            raise UserError("--embed-path needs embeddings, which --pixels linear does not use: omit it")
         width = word_vectors.dimension(path)
         if width != embedding.embedding_dim:
             raise UserError(

@@ -57,7 +57,7 @@ def check_source_length(folder: Path, limit: int) -> None:
 
 
 def check_labeled(folder: Path, split: str, images: bool = False) -> None:
-    """Raises a UserError if a split is damaged, or contains texts instead of ``images`` or vice versa."""
+    """Raises a UserError if a split is damaged, or has tokens although ``images`` is True, or vice versa."""
     about = layout.read_metadata(folder)
     if bool(about.get("images")) != images:
         content, task = ("tokens", "classification") if images else ("image files", "image_classification")
@@ -68,8 +68,8 @@ def check_labeled(folder: Path, split: str, images: bool = False) -> None:
     except (ValueError, EOFError) as error:
         raise UserError(f"{path} is damaged ({error}): {PREPARE_AGAIN}") from None
     if labels.min() < 0 or labels.max() >= len(about["labels"]):
-        known = f"the {len(about['labels'])} labels of {layout.METADATA}"
-        raise UserError(f"{path} has missing labels, or labels other than {known}: {PREPARE_AGAIN}")
+        wrong = f"labels {labels.min()} to {labels.max()} instead of 0 to {len(about['labels']) - 1}"
+        raise UserError(f"{path} has {wrong}, the labels of {layout.METADATA}: {PREPARE_AGAIN}")
     for number in range(about["inputs"]):
         prefix = folder / f"{split}.input{number}"
         sizes = check_binary(prefix)
@@ -93,7 +93,8 @@ def check_binary(prefix: Path) -> np.ndarray | None:
     again = "run fairseq-preprocess on the text again"
     kind = infer_dataset_impl(str(prefix))
     if kind is None:
-        raise UserError(f"{prefix} lacks .bin or .idx, or is not fairseq's binarized text: {again}")
+        missing = [f"{path} is missing" for path in (binary, index) if not path.is_file()]
+        raise UserError(f"{', '.join(missing) or f'{index} is not an index of fairseq'}: {again}")
     if kind != "mmap":
         return None
     try:

@@ -45,8 +45,8 @@ def segment_ids(tokens: Tensor, end: int) -> Tensor:
 def transformer_config(args) -> TransformerConfig:
     """Returns a model's flags as the configuration of fairseq's encoder, decoder and layers.
 
-    All flags are its attribute ``args``. fairseq's conversion alone would lose those that are no fields of
-    TransformerConfig, among which are the four of NormFormer.
+    Its attribute ``args`` has all flags of the model. fairseq's conversion alone would lose those that are
+    not fields of TransformerConfig, such as the four of NormFormer.
     """
     cfg = TransformerConfig.from_namespace(args)
     cfg.args = args
@@ -85,7 +85,7 @@ class EncoderLayer(CustomAttentionLayer, TransformerEncoderLayerBase):
         nn.Module._load_from_state_dict(self, *args)  # fairseq 0.12.2 would add the copies
 
     def forward(self, x, encoder_padding_mask, attn_mask=None, keys=None):
-        """Encodes x (L, B, E) like fairseq; keys and values are those of ``keys`` (L, B, E) if given."""
+        """Encodes x (L, B, E) like fairseq; keys and values are computed from ``keys`` (L, B, E) if given."""
         if keys is None:
             return super().forward(x, encoder_padding_mask, attn_mask)
         keys = self.self_attn_layer_norm(keys) if self.normalize_before else keys
@@ -157,7 +157,7 @@ class CustomLayers:
         """Gives tokens (B, L) the same random positions in all layers, if --randomized-positions is given.
 
         They are drawn for each batch in training, and fixed for each length L otherwise. All rows have the
-        same positions; those of a row with padding are the first ones.
+        same positions; a row with padding uses the first of them.
         """
         if not self.randomized_positions:
             yield
@@ -215,7 +215,7 @@ def _permute_tokens(out, index):
 
 
 def _pad_left(out):
-    """Returns an encoder's output with all padding on the left, so that distances to a target are right."""
+    """Returns an encoder's output with all padding on the left, so that distances to the target are exact."""
     padding = out["encoder_padding_mask"][0]
     trailing = (~padding).flip(1).int().argmax(1, keepdim=True)
     if not trailing.any():
@@ -250,7 +250,7 @@ class Decoder(CustomLayers, TransformerDecoderBase):
             if incremental_state is not None:
                 raise UserError(
                     "a model with --randomized-positions cannot decode token by token, because the positions "
-                    "depend on the length of the whole text"
+                    "depend on the length of the text: generate with `lrpe generate`"
                 )
             with self.positions_of(tokens):
                 return extract(tokens, encoder_out, None, *rest, **kwargs)
@@ -293,7 +293,7 @@ def self_attentions(module: nn.Module) -> list[FairseqSelfAttention]:
 
 
 def add_token_positions(module, args, max_positions):
-    """Replaces the position embeddings of an encoder or decoder, or makes fairseq's own accept positions."""
+    """Replaces ``embed_positions`` of an encoder or decoder by a module that accepts explicit positions."""
     count, embedding = module.randomized_positions, module.embed_positions
     if count:
         with exit_on_error("fairseq_lrpe"):
@@ -317,7 +317,7 @@ def add_token_positions(module, args, max_positions):
 
 
 def check_number_of_positions(count: int, max_positions: int, embedding: nn.Module | None) -> None:
-    """Raises a UserError if sequences, or random positions below ``count``, can be too long for a model."""
+    """Raises a UserError if ``count`` positions are too few for the model, or too many for its table."""
     if count < max_positions:
         raise UserError(
             f"--randomized-positions {count} is below the maximum length of {max_positions} tokens: pass at "
@@ -326,7 +326,7 @@ def check_number_of_positions(count: int, max_positions: int, embedding: nn.Modu
     if isinstance(embedding, LearnedPositionalEmbedding) and embedding.max_positions < count:
         raise UserError(
             f"--randomized-positions {count} exceeds the table of {embedding.max_positions} learned token "
-            "positions: pass a maximum length of the model that is equal to it"
+            f"positions: set the maximum length of the model to {count}"
         )
 
 
@@ -378,9 +378,9 @@ class LearnedPositions(LearnedPositionalEmbedding):
 
 
 def position_rows(tokens: Tensor, padding_idx: int, positions: Tensor | None = None) -> Tensor:
-    """Returns the rows of fairseq's tables of positions, 1 + ``padding_idx`` + the position of each token.
+    """Returns the row of each token (B, L) in fairseq's tables of positions: 1 + ``padding_idx`` + position.
 
-    Tokens are (B, L). The n-th token of a row that is not padding is at ``positions[n]``, by default n.
+    Token n of a text, without padding, is at ``positions[n]``, by default n. Padding has row ``padding_idx``.
     """
     rows = make_positions(tokens, padding_idx)
     if positions is None:
@@ -412,8 +412,8 @@ class TokenPositions(FairseqIncrementalState, nn.Module):
     def forward(self, tokens, incremental_state=None, prefix_state=None, positions=None):
         """Returns the term to add (B, L, E) for tokens (B, L), or (B, 1, E) for the last one in decoding.
 
-        With a ``prefix_state``, tokens are the first ones, and the incremental state of the next call. Tokens
-        can have explicit ``positions`` (L,).
+        If tokens are a prefix that is decoded in one call, ``prefix_state`` is the incremental state of the
+        calls that follow. ``positions`` (L,) replace the positions 0, 1, ..
         """
         padding_idx = self.position.padding_idx
         positions = position_rows(tokens, padding_idx, positions) - padding_idx - 1

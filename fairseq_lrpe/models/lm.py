@@ -25,8 +25,8 @@ class LMConfig(PositionConfig, TransformerLanguageModelConfig):
     """Flags of fairseq's language model, with pre-norm layers and equal embedding dimensions by default."""
 
     decoder_normalize_before: bool = flag(True, "apply layernorm before each decoder block")
-    decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "input dimension (default: the embed dim)")
-    decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "output dimension (default: the embed dim)")
+    decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "token embedding dim (default: embed dim)")
+    decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "output embedding dim (default: embed dim)")
     init_std: float = flag(0.0, INIT_STD_HELP)
 
 

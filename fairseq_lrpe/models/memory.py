@@ -31,7 +31,7 @@ class InputMemory:
         return {"memory": layer.self_attn_layer_norm(self.inputs) if layer.normalize_before else self.inputs}
 
     def update(self, layer: nn.Module, x: Tensor, state: AttentionState | None) -> None:
-        """Includes a segment in the memory, with the layer's inputs x (L, B, E) and its attention's state."""
+        """Adds a segment to the memory, given the layer's inputs x (L, B, E) and its attention's state."""
         x = x if self.inputs is None else torch.cat([self.inputs, x])
         self.inputs = x[-self.length :].detach()
 
@@ -91,7 +91,7 @@ class Memory:
 
 
 def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
-    """Returns the memory that the task's flags select, or None; raises a UserError if it is unsupported."""
+    """Returns the memory that the flags select, or None; raises a UserError if the model cannot use it."""
     state = task.memory == "state"
     if not (state or task.memory_length):
         return None
@@ -110,7 +110,7 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
     """Raises a UserError if a decoder with this attention and these flags does not support the memory."""
     positions, encoding = cfg.token_positions, attention.encoding
     if cfg.randomized_positions:
-        raise UserError("--randomized-positions does not support a memory, whose positions differ: omit it")
+        raise UserError("random positions differ between segments: omit --randomized-positions with a memory")
     if positions != "none" and not (positions == "sinusoidal" and cfg.no_token_positional_embeddings):
         raise UserError(
             f"{positions} token positions restart in each segment, so a memory does not support them: pass "
@@ -122,10 +122,10 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
             f"{encoding.name} uses absolute positions, which a memory does not support: use one of {known}"
         )
     if recomputes_activations(cfg):
-        raise UserError("--checkpoint-activations is not supported with a memory: omit it")
+        raise UserError("with a memory, --checkpoint-activations and --offload-activations must be omitted")
     if cfg.decoder_layerdrop:
         raise UserError(
-            "--decoder-layerdrop is not supported with a memory, which each layer extends: omit it"
+            "--decoder-layerdrop is not supported with a memory, which dropped layers do not update: omit it"
         )
     if task.clamp_length and not encoding.uses_distance_table:
         known = ", ".join(name for name, cls in ENCODINGS.items() if cls.uses_distance_table)
@@ -140,7 +140,7 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
 
 
 def check_state(attention: SelfAttention) -> None:
-    """Raises a UserError if the state of the attention is not of constant size, or cannot be shifted."""
+    """Raises a UserError if the attention's state grows with the text, or its positions cannot be shifted."""
     if not isinstance(attention, LinearAttention):
         raise UserError("--memory state requires linear attention: pass --memory hidden")
     encoding, context = attention.encoding, START

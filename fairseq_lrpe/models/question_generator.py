@@ -50,7 +50,7 @@ class QuestionGeneratorConfig(
 
 
 def transformer_args(args) -> Namespace:
-    """Returns the family's flags, and the flags of fairseq's Transformer that are derived or constant."""
+    """Returns a question generator's flags, and those of fairseq's Transformer that they determine."""
     flags = asdict(args) if is_dataclass(args) else dict(args)
     del flags["encoder"]  # in fairseq's TransformerConfig, this attribute has the encoder's sizes
     return Namespace(
@@ -156,15 +156,15 @@ class QuestionGeneratorModel(TransformerModelBase):
         """Raises a UserError for invalid flags."""
         if args.randomized_positions:
             raise UserError(
-                "--randomized-positions does not support question generators, which decode token by token: "
-                "omit it"
+                "--randomized-positions is not supported by question generators, which decode token by "
+                "token: omit it"
             )
         for part in ("encoder", "decoder"):
             check_part(transformer_args(args), part)
 
     @staticmethod
     def check_data(cfg, args):
-        """Raises a UserError if --encoder cannot be read, or has another vocabulary than the data."""
+        """Raises a UserError if the BERT of --encoder is unreadable or does not match flags or data."""
         if cfg.encoder != bert_weights.SCRATCH:  # fairseq's dummy tasks have no data
             bert_weights.check(cfg, Path(args.data, word_pieces.VOCABULARY))
 

@@ -79,7 +79,7 @@ class RobertaEncoder(fairseq_roberta.RobertaEncoder):
     def forward(
         self, src_tokens, features_only=False, return_all_hiddens=False, masked_tokens=None, **kwargs
     ):
-        """Returns logits, or features if ``features_only``, and a dict like fairseq."""
+        """Returns the logits, or the features (B, L, E) if ``features_only``, and a dict, as in fairseq."""
         if features_only or self.positions is None:
             return super().forward(src_tokens, features_only, return_all_hiddens, masked_tokens, **kwargs)
         extra = self.extract_features(src_tokens, return_all_hiddens=True)[1]

@@ -57,7 +57,7 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_
 def chooser(temperature: float, top_k: int, top_p: float, seed: int | None, device: torch.device) -> Callable:
     """Returns a function that draws a token (1,) for logits (V,), the most likely one at temperature 0.
 
-    With a ``seed``, the draws depend on nothing else; otherwise they use torch's random state.
+    The random numbers depend on ``seed`` only, or on torch's random state if it is None.
     """
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
 
@@ -110,5 +110,7 @@ def check_learned_positions(decoder: nn.Module, length: int) -> None:
     """Raises a UserError if a sequence is too long for the decoder's learned positions."""
     positions = decoder.embed_positions
     if isinstance(positions, LearnedPositionalEmbedding) and length > positions.max_positions:
-        limit = positions.max_positions
-        raise UserError(f"learned positions support sequences of at most {limit} tokens, not {length}")
+        raise UserError(
+            f"learned positions support sequences of at most {positions.max_positions} tokens, not {length}: "
+            "shorten the prompt, or generate fewer tokens"
+        )

@@ -53,8 +53,8 @@ class TransformerMTConfig(
     tupe_cls: bool = flag(
         False, "give the first token separate position scores in TUPE, as if each source began with <s>"
     )
-    decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "input dimension (default: the embed dim)")
-    decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "output dimension (default: the embed dim)")
+    decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "not used")
+    decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "output embedding dim (default: embed dim)")
 
 
 def resolve_flags(cfg) -> None:
@@ -68,8 +68,8 @@ def resolve_flags(cfg) -> None:
         check_part(cfg, part)
     if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise UserError(
-            f"--share-all-embeddings needs equal embedding dimensions, not {cfg.encoder_embed_dim} in the "
-            f"encoder and {cfg.decoder_embed_dim} in the decoder"
+            f"--share-all-embeddings needs equal embedding dimensions: pass --decoder-embed-dim "
+            f"{cfg.encoder_embed_dim} instead of {cfg.decoder_embed_dim}, or omit --share-all-embeddings"
         )
     if cfg.cross_self_attention:
         check_cross_self_attention(cfg)
@@ -79,14 +79,14 @@ def check_cross_self_attention(cfg) -> None:
     """Raises a UserError if self-attention in the decoder cannot also attend to the source."""
     if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise UserError(
-            f"--cross-self-attention needs equal embedding dimensions, not {cfg.encoder_embed_dim} in the "
-            f"encoder and {cfg.decoder_embed_dim} in the decoder"
+            f"--cross-self-attention needs equal embedding dimensions: pass --decoder-embed-dim "
+            f"{cfg.encoder_embed_dim} instead of {cfg.decoder_embed_dim}, or omit --cross-self-attention"
         )
     encoding = ENCODINGS[part_config(cfg, "decoder").encoding]
     if encoding.uses_absolute_positions:
         raise UserError(
             f"--cross-self-attention does not support {encoding.name} in the decoder, because its absolute "
-            "positions would depend on the padding of the source: pass --encoding-in encoder, or omit it"
+            "positions would depend on the padding of the source: omit it, or pass --encoding-in encoder"
         )
 
 

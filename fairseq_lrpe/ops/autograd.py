@@ -1,7 +1,7 @@
-"""Support of ``torch.func``, ``torch.export`` and second derivatives by hand-written autograd functions.
+"""Support of ``torch.func``, ``torch.export`` and second derivatives in hand-written autograd functions.
 
-Such a function has a method ``plain``, which computes the same from operations that torch can differentiate,
-batch and export. It is used where the hand-written passes are not valid.
+Such a function has a method ``plain``, which computes the same with operations that torch can differentiate,
+batch and export. It replaces the hand-written passes where these are not valid.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ def is_transformed() -> bool:
 
 
 def apply(function: type[torch.autograd.Function], *args):
-    """Returns ``function.apply(*args)``, or ``function.plain(*args)`` in transforms."""
+    """Returns ``function.apply(*args)``, or ``function.plain(*args)`` if :func:`is_transformed`."""
     return function.plain(*args) if is_transformed() else function.apply(*args)
 
 
@@ -30,12 +30,12 @@ def needs_plain_backward() -> bool:
 def plain_gradients(
     plain: Callable, inputs: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Returns the gradients of the inputs of ``plain``, which can be differentiated again.
+    """Returns the gradients with respect to the inputs of ``plain``, as differentiable tensors.
 
     Args:
         plain: function of the inputs that returns a tuple of tensors.
-        inputs: the inputs; None and those that require no gradient get None.
-        gradients: the gradients of the tensors that ``plain`` returns.
+        inputs: inputs of ``plain``; the gradient is None for None and for tensors that do not require one.
+        gradients: gradients with respect to the outputs.
     """
     with torch.enable_grad():
         # Of views, because an input can also be a function of another one.

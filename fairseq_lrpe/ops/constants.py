@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 def is_tracing() -> bool:
-    """Returns whether tensors may be fake: in torch.compile, torch.export, make_fx and all dispatch modes."""
+    """Returns whether tensors may have no values: in torch.compile, torch.export and all dispatch modes."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
@@ -27,7 +27,7 @@ def _compute(function, arguments, device, dtype):
 
 
 class Constants:
-    """A cache of results of functions, which are computed on the CPU and moved to a device.
+    """Caches results of functions, which are computed on the CPU and moved to a device.
 
     Results are computed outside of inference mode, transforms of torch.func and ``torch.device`` contexts,
     and can be used in any of them. While torch traces or a dispatch mode such as ``FakeTensorMode`` is

@@ -11,30 +11,30 @@ from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 
 MIN_LOG_DECAY = -1e5
-"""Logarithm that replaces that of smaller decays; all of their powers are 0 in float64, too."""
+"""Lower bound of log decays, whose exponential is 0 even in float64."""
 
 _MAX_EXPONENT = 32.0
 """Largest exponent of a weight in a product, so that the product of two weighted numbers fits float32."""
 
 MIN_LOG_GATE = -100.0
-"""Logarithm that replaces that of smaller decays of single positions.
+"""Lower bound of log decays that differ between positions.
 
-Such a decay weights all earlier keys by less than 1e-43. Sums of logarithms stay small, so that differences
+This decay weights all earlier keys by less than 1e-43. Sums of logarithms stay small, so that differences
 of two sums after the same strong decay are accurate in float32.
 """
 
 
 def finite_log_decay(log_decay: Tensor) -> Tensor:
-    """Returns the logarithms in at least float32, and -inf, which is the decay 0, as a finite number.
+    """Returns ``log_decay`` in at least float32, with -inf (decay 0) replaced by a large negative number.
 
-    The decay 0 weights the distance 0 by 1, but -inf times 0 is not a number.
+    At distance 0 the weight is 1 even for the decay 0, but -inf * 0 is NaN.
     """
     minimum = MIN_LOG_GATE if log_decay.dim() > 2 else MIN_LOG_DECAY
     return at_least_float32(log_decay).clamp(min=minimum)
 
 
 def decay_of_keys(log_decay: Tensor, positions: Tensor, padding: Tensor | None = None) -> Tensor:
-    """Returns a constant decay as one of each key, λ·(p_t − p_{t−1}), whose sums are λ·(p_i − p_j).
+    """Converts constant log decays λ into one per key, λ·(p_t − p_{t−1}), with the sums λ·(p_i − p_j).
 
     Args:
         log_decay: λ, the logarithms of the decays, (H,), or (H, d) or (1, d) for each feature.

@@ -8,7 +8,7 @@ FLOAT64_DEVICES = ("cpu", "cuda")
 
 
 def float64_options(device: torch.device) -> dict:
-    """Returns device and dtype of computations in float64 whose operands are on ``device``.
+    """Returns the keyword arguments ``device`` and ``dtype`` of float64 tensors for operands on ``device``.
 
     CPUs and CUDA GPUs have float64. Other devices may not, such as Apple's MPS: there, the CPU computes. Meta
     tensors have no values and stay on their device, in float32.

@@ -13,7 +13,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager:
-    """Disables autocast, which would compute in half precision; meta tensors do not have it."""
+    """Returns a context without autocast, which would compute in half precision on ``device``."""
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
@@ -24,8 +24,8 @@ class Float32Parameters(nn.Module):
 
     A parameter that is multiplied by a position, such as an angle, must not be rounded to half precision: in
     bfloat16, an angle of 1 per position may be wrong by 2 radians at position 1,000. ``.half()``,
-    ``.bfloat16()`` and ``.to(dtype)`` therefore convert the parameters below, and their gradients, to float32
-    at least. Their values in a state dict of half precision are converted, too.
+    ``.bfloat16()`` and ``.to(dtype)`` therefore convert the ``float32_parameters``, and their gradients, to
+    float32 at least. Their values in a state dict of half precision are converted, too.
     """
 
     float32_parameters: tuple[str, ...] = ()

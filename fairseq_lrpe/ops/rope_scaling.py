@@ -18,7 +18,7 @@ _LLAMA3_HIGH, _LLAMA3_LOW = 4, 1
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How to scale rotation angles θ for sequences s times as long as those of the training.
+    """Scales rotation angles θ for sequences that are s times as long as those of the training.
 
     With θ_t, t = 0, .., n-1, the angles per position, M the ``original_length`` and r_t = M·|θ_t|/2π the
     number of rotations in a sequence of the training, the scaled angles are
@@ -35,8 +35,8 @@ class RopeScaling:
         llama3   the same with γ_t = (r_t - 1)/(4 - 1), limited to [0, 1], and no factor for queries and keys
                  (Llama 3.1, Grattafiori et al. 2024)
 
-    For RoPE, these are the definitions of Hugging Face's ``ROPE_INIT_FUNCTIONS``. Those that depend on r use
-    wavelengths, and apply to any angles; the wavelength of a negative angle is that of its absolute value.
+    For RoPE, these are the definitions of Hugging Face's ``ROPE_INIT_FUNCTIONS``. They apply to any angles,
+    also to learned and to negative ones.
 
     Args:
         type: one of ``SCALINGS``.
@@ -57,7 +57,7 @@ class RopeScaling:
         if self.factor is None and self.type != "dynamic":
             raise UserError(f"{self.type} scaling needs a factor of at least 1, such as {self.type}:4")
         if self.factor is not None and not 1 <= self.factor < math.inf:
-            raise UserError(f"the factor of rope scaling must be at least 1, not {self.factor}")
+            raise UserError(f"the factor of rope scaling must be finite and at least 1, not {self.factor}")
         if self.original_length is None and self.type in _NEED_LENGTH:
             raise UserError(
                 f"{self.type} scaling needs the length in training, such as 512 in {self.type}:4:512"
@@ -74,7 +74,7 @@ class RopeScaling:
         ``factor`` and ``original_length`` replace those that the text omits, except the factor of dynamic.
 
         Raises:
-            ValueError: for a text that is not of this form, and as the class does.
+            ValueError: for a text that is not of this form, or values that :class:`RopeScaling` rejects.
         """
         name, *numbers = text.split(":")
         if name == "dynamic":
@@ -101,7 +101,7 @@ class RopeScaling:
 
     @property
     def attention_factor(self) -> float:
-        """The factor of queries and of keys, so that scores have its square."""
+        """The factor of queries and of keys; scores are multiplied by its square."""
         return 0.1 * math.log(self.factor) + 1 if self.type == "yarn" else 1.0
 
     def at_length(self, length: int) -> "RopeScaling | None":
@@ -133,7 +133,7 @@ class RopeScaling:
         return theta * (kept + (1 - kept) / self.factor)
 
     def _kept_share(self, theta, width):
-        """Returns γ."""
+        """Returns γ, the share of each angle that is not divided by s (yarn and llama3)."""
         rotation = 2 * math.pi / self.original_length  # the angle of one rotation in the training
         size = theta.abs()
         if self.type == "llama3":

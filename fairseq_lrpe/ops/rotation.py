@@ -17,7 +17,7 @@ _MIN_TABLE_SIZE = 256
 """Minimum number of consecutive positions in a cached table."""
 
 _MAX_INDEXED_TABLE_SIZE = 4096
-"""Number of positions up to which the phases of a few positions are looked up in a table that starts at 0."""
+"""If non-consecutive positions are all below this, their phases are looked up in a table from 0 on."""
 
 
 def rotary_frequencies(
@@ -32,7 +32,7 @@ def rotary_frequencies(
         b   π (t+1) / (2 M count)
         c   π / (2 M (t+1))
 
-    A ``scaling`` is then applied to the angles; it must not be "dynamic", but its value at a length.
+    A ``scaling`` is then applied to the angles. Instead of a "dynamic" one, pass the result of ``at_length``.
 
     Raises:
         ValueError: for an unknown type.

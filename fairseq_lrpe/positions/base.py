@@ -15,7 +15,7 @@ class AbsolutePosition(Float32Parameters):
 
     A row of the output depends only on its own embedding, position and token, and on those of the
     ``left_context`` rows before it and the ``right_context`` rows after it. Embedding tokens one at a time,
-    each with these neighbours, must give the same result as embedding the whole sequence: exactly, or up to
+    each with these neighbors, must give the same result as embedding the whole sequence: exactly, or up to
     the rounding of matrix products.
 
     Args:
@@ -91,7 +91,8 @@ class AbsolutePosition(Float32Parameters):
         last = int(positions.max()) if positions.numel() else 0
         if limit is not None and last >= limit:
             raise ValueError(
-                f"{self.name} positions support sequences of at most {limit} tokens, not {last + 1}"
+                f"{self.name} positions support sequences of at most {limit} tokens, not {last + 1}: shorten "
+                "the input, or train with more positions"
             )
         return positions, last
 

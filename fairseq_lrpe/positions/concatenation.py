@@ -9,7 +9,7 @@ from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
 _MAX_TABLE_SIZE = 4096
-"""Number of positions up to which the sinusoids of a few positions are looked up in a table."""
+"""If all positions are below this, their sinusoids are looked up in a table from position 0 on."""
 
 
 @register_position("concatenation")
@@ -20,7 +20,7 @@ class Concatenation(AbsolutePosition):
 
         [x; p_k] W,  (p_{k,2t}, p_{k,2t+1}) = (sin kθ_t, cos kθ_t),  θ_t = 10000^(-2t/E).
 
-    The survey of 2021 mentions concatenation as an alternative to addition ("Multiplicative"), but specifies
+    Su's survey of 2021 mentions concatenation as an alternative to addition ("Multiplicative"), but specifies
     neither p nor W. It is our choice to use the sinusoidal p, which has no maximum length, and W without
     bias, initialized with two identity matrices. The initial output is then x + p_k, as with sinusoidal
     positions, from which concatenation differs only in how x and p are combined.

@@ -12,7 +12,7 @@ class Hierarchical(AbsolutePosition):
     """Adds α u_i + (1−α) u_j at position i·n + j; u_i = (p_i − α p_0)/(1−α), α = 0.4, n = ``max_positions``.
 
     With n learned positions p, sequences can have up to n² tokens (Su 2020, "Hierarchically decomposed
-    position encoding", listed under "Trainable" in the survey of 2021; α as in the author's code). The sum is
+    position encoding", listed under "Trainable" in Su's survey, 2021; α as in the author's code). The sum is
     computed in the equivalent form
 
         p_j + α/(1−α) (p_i − p_0),
@@ -20,8 +20,8 @@ class Hierarchical(AbsolutePosition):
     which is exactly p_j at positions below n.
 
     The parameter is p, ``weight`` (n, E), which is initialized from N(0, 1/E) like fairseq's learned
-    positions. The time is O(L E). A module that loads the positions of a shorter training keeps their number
-    n, so that a model can be built for longer sequences than it was trained on.
+    positions. The time is O(L E). Loading a ``weight`` with fewer than ``max_positions`` rows sets n to its
+    number of rows. A trained model can therefore be built with a larger ``max_positions`` for longer inputs.
 
     Raises:
         ValueError: for positions from n² on.

@@ -12,7 +12,7 @@ from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 class RNN(AbsolutePosition):
     """Replaces the embeddings by the states of a GRU that reads them.
 
-    The survey of 2021 ("Recurrent") proposes a recurrent network before the first layer: it can count, so no
+    Su's survey of 2021 ("Recurrent") proposes a recurrent network before the first layer: it can count, so no
     position embeddings are needed. Neishi and Yoshinaga (CoNLL 2019) use one in place of the positional
     encoding of a Transformer. The output at token i is
 

@@ -36,11 +36,11 @@ class AnswerProblem:
         raise NotImplementedError
 
     def sequence(self, random: Random, length: int, split: str) -> tuple[Sequence[int], Sequence[int]]:
-        """Returns ``length`` + 1 random symbols, and the positions of the answers, which are predicted."""
+        """Returns ``length`` + 1 indices of symbols, and the positions of those to predict, the answers."""
         raise NotImplementedError
 
     def quarter(self, tokens: Sequence[int]) -> int | None:
-        """Returns the quarter (1 to 4) of the text that contains the answer, if it is at one place."""
+        """Returns the quarter (1 to 4) of the text with the answer, or None if it is not at one place."""
         return None
 
 
@@ -120,7 +120,7 @@ class ListProblem(ItemsProblem):
 
 @dataclass(frozen=True)
 class Copy(ListProblem):
-    """The items in the same order."""
+    """List problem whose answer is the items in the same order."""
 
     def answer(self, items):
         return items
@@ -128,7 +128,7 @@ class Copy(ListProblem):
 
 @dataclass(frozen=True)
 class Reverse(ListProblem):
-    """The items in reverse order."""
+    """List problem whose answer is the items in reverse order."""
 
     def answer(self, items):
         return items[::-1]
@@ -136,7 +136,7 @@ class Reverse(ListProblem):
 
 @dataclass(frozen=True)
 class Sort(ListProblem):
-    """The items in ascending order."""
+    """List problem whose answer is the items in ascending order."""
 
     def answer(self, items):
         return sorted(items)
@@ -144,7 +144,7 @@ class Sort(ListProblem):
 
 @dataclass(frozen=True)
 class Sum(ListProblem):
-    """The sum of digits modulo 10."""
+    """List problem whose answer is the sum of the items, which are digits, modulo 10."""
 
     num_types = 10
 
@@ -154,7 +154,7 @@ class Sum(ListProblem):
 
 @dataclass(frozen=True)
 class Parity(ListProblem):
-    """Whether the number of ones among zeros and ones is odd."""
+    """List problem whose answer is 1 if the number of ones among zeros and ones is odd, and 0 otherwise."""
 
     num_types = 2
 
@@ -164,7 +164,7 @@ class Parity(ListProblem):
 
 @dataclass(frozen=True)
 class Needle(AnswerProblem):
-    """A key with a number at a random place of a text, which the end of the sequence asks for.
+    """Retrieval of a number that follows a key at a random place of a text; the end asks for it by its key.
 
     The text starts at a random token of a split of ``haystack``, a folder of binarized text. The needle is
     ``<needle> k k d d d d d``, with random letters k as the key and random digits d, and its place is
@@ -192,7 +192,8 @@ class Needle(AnswerProblem):
         hay = length + 1 - self.min_length
         if len(text) < hay:
             raise UserError(
-                f"{self.haystack} has {len(text)} tokens for {split}, fewer than the {hay} needed"
+                f"{self.haystack} has {len(text)} tokens for {split}, fewer than the {hay} needed: pass a "
+                "smaller --tokens-per-sample, or another --haystack"
             )
         start, place = random.randrange(len(text) - hay + 1), random.randint(0, hay)
         text = text[start : start + hay].astype(int) - NSPECIAL  # special tokens remain what they are

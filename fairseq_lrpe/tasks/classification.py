@@ -48,7 +48,7 @@ def is_joined(about: dict, pairs: str) -> bool:
 
 
 def truncated_lengths(first: int, second: int, total: int) -> tuple[int, int]:
-    """Returns the lengths of two texts in ``total`` tokens; the longer one is truncated first."""
+    """Returns the lengths of two texts cut to ``total`` tokens in all, first by truncating the longer one."""
     if first + second > total:
         half = total // 2
         first = min(first, max(total - half, total - second))
@@ -75,7 +75,7 @@ class TextDataset(LabeledDataset):
     size = num_tokens_vec = num_tokens
 
     def ordered_indices(self):
-        """Returns all indices, sorted by length; in training, within random pools."""
+        """Returns all indices, sorted by length; in training, each random pool of ``POOL`` rows is sorted."""
         # fairseq has seeded numpy with --seed and the epoch.
         order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
         pools = np.array_split(order, -(-len(self) // POOL)) if self.shuffle else [order]

@@ -72,7 +72,7 @@ class LabeledDataset(FairseqDataset):
 
 
 class LabeledTask(FairseqTask):
-    """Base class of classification tasks; ``about`` is the data's metadata, ``labels`` the names.
+    """Base class of classification tasks; ``about`` is the data's metadata, ``labels`` are the class names.
 
     ``check_arguments(cfg)`` raises a UserError for invalid flags of the task.
     """

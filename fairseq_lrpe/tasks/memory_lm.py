@@ -32,14 +32,14 @@ class MemoryLMConfig(LanguageModelingConfig):
         "kind of memory: hidden (inputs of each layer at the last --memory-length positions) or state "
         "(running sums of linear attention over all previous positions)",
     )
-    clamp_length: int = flag(0, "maximum distance, as which larger distances are encoded (0: no maximum)")
+    clamp_length: int = flag(0, "maximum distance in encodings; it replaces larger ones (0: no maximum)")
     same_length: bool = flag(False, "let each position attend to exactly --memory-length positions")
     update_freq: list[int] = field(default=II("optimization.update_freq"))
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Segment ``number`` of a batch of streams of a split, where ``stream`` is the first stream."""
+    """Identifies a batch: segment ``number`` of consecutive streams of a split, from ``stream`` on."""
 
     split: str
     stream: int
@@ -103,7 +103,7 @@ class SegmentDataset(SequenceDataset):
         """
         if self.streams % processes:
             streams = f"--streams {self.streams}"
-            raise UserError(f"{streams} is not divisible by the number of processes, {processes}")
+            raise UserError(f"{streams} must be a multiple of the number of processes, {processes}")
         share = self.streams // processes
         size = max(n for n in range(1, min(limit or share, share) + 1) if share % n == 0)
         return [list(range(i, i + size)) for i in range(0, len(self), size)]
@@ -125,7 +125,7 @@ class MemoryLMTask(LanguageModelingTask):
             for name in ("same_length", "clamp_length"):
                 if getattr(args, name) and not args.memory_length:
                     remedy = "pass --memory-length, too"
-                    raise UserError(f"--{name.replace('_', '-')} requires a memory: {remedy}")
+                    raise UserError(f"--{name.replace('_', '-')} requires a hidden memory: {remedy}")
         return super().setup_task(args, **kwargs)
 
     @staticmethod
@@ -188,7 +188,7 @@ class MemoryLMTask(LanguageModelingTask):
 def read_tokens(prefix: Path) -> np.ndarray:
     """Returns all tokens of a binarized text as a memory map."""
     if indexed_dataset.infer_dataset_impl(str(prefix)) != "mmap":
-        problem = "is missing or not in the format mmap"
-        raise UserError(f"{prefix}.bin {problem}: run fairseq-preprocess again")
+        remedy = "run fairseq-preprocess with --dataset-impl mmap"
+        raise UserError(f"{prefix}.bin is missing or not in the mmap format: {remedy}")
     index = indexed_dataset.MMapIndexedDataset.Index(f"{prefix}.idx")
     return np.memmap(f"{prefix}.bin", index.dtype, "r")

@@ -32,9 +32,9 @@ class SyntheticLMConfig(FairseqDataclass):
     first: int = flag(48, "search: number of random letters at the start")
     copied: int = flag(48, "search: number of letters per copy")
     between: int = flag(4, "search: number of random letters after each copy")
-    num_items: int = flag(16, "mqar: maximum number of pairs; copy, reverse, sort, sum, parity: of items")
+    num_items: int = flag(16, "maximum number of pairs (mqar) or of items (copy, reverse, sort, sum, parity)")
     min_items: int = flag(1, "minimum number of pairs or items; the number is random")
-    vocab_size: int = flag(256, "mqar: number of keys and values; copy, reverse, sort: of different items")
+    vocab_size: int = flag(256, "number of different symbols (mqar) or items (copy, reverse, sort)")
     haystack: Optional[str] = flag(None, "needle: folder of binarized text")  # noqa: UP045
     seed: int = II("common.seed")
     # fairseq's language models read the following flags of their task.

@@ -137,11 +137,11 @@ PROBLEMS = {"addition": Addition, "index": Index, "search": Search, **ANSWER_PRO
 
 
 def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Search | AnswerProblem:
-    """Returns the problem with a name, and with the sizes that are attributes of ``sizes``.
+    """Returns the problem ``name`` with the sizes that are attributes of ``sizes``, such as ``num_items``.
 
     Raises:
-        UserError: for an unknown name, for sizes below 1 or that contradict each other, or if ``length`` is
-            below ``min_length``, that of the longest question and answer, or of a text with one copy.
+        UserError: if the name is unknown, sizes are below 1 or contradict each other, or ``length`` is too
+            small for the longest question and its answer, or for a text with one copy.
     """
     if name not in PROBLEMS:
         raise UserError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
@@ -153,7 +153,7 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
         raise UserError(f"--copied {own['copied']} must not exceed --first {own['first']}")
     problem = PROBLEMS[name](**own)
     if isinstance(problem, Needle) and not problem.haystack:
-        raise UserError("needle needs --haystack, a folder of binarized text")
+        raise UserError("needle requires a text: pass --haystack with a folder of binarized text")
     if isinstance(problem, ItemsProblem) and problem.min_items > problem.num_items:
         raise UserError(f"--min-items {problem.min_items} must not exceed --num-items {problem.num_items}")
     if isinstance(problem, MQAR):

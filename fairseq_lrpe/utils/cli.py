@@ -23,7 +23,7 @@ def is_fairseq_command() -> bool:
 
 @contextmanager
 def exit_on_error(program: str) -> Iterator[None]:
-    """Exits with one line after a UserError, OSError, CommandFailed or Ctrl-C."""
+    """Exits with a message, without a traceback, after a UserError, OSError, CommandFailed or Ctrl-C."""
     try:
         with exit_on_signals():
             yield

@@ -1,4 +1,4 @@
-"""The exception for what a user can correct."""
+"""The exception for errors that a user can correct."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ class UserError(ValueError):
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Makes a ValueError a UserError, where the modules that import torch only get a user's flags."""
+    """Converts a ValueError of the block to a UserError; used where only a user's input can cause one."""
     try:
         yield
     except ValueError as error:

@@ -80,7 +80,7 @@ def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def without_mark(content: bytes, name: str) -> bytes:
-    """Returns a text without a byte order mark of UTF-8; UserError if it has one of UTF-16."""
+    """Returns a text without UTF-8's byte order mark; raises a UserError if it has UTF-16's."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         remedy = "convert it to UTF-8, for example with `iconv -f UTF-16 -t UTF-8`"
         raise UserError(f"{name} is not UTF-8 text but UTF-16: {remedy}")

@@ -13,7 +13,7 @@ def gpus_here() -> dict[str, tuple[int, int]]:
 
 
 def check_architectures() -> None:
-    """Raises UserError if the installed torch has no code for one of the visible GPUs.
+    """Raises a UserError if the installed torch has no code for one of the visible GPUs.
 
     Without this check, the first kernel fails: "no kernel image is available for execution on the device".
     """

@@ -120,7 +120,7 @@ def _die_with(parent):
 
 
 def terminate_group(process: subprocess.Popen) -> None:
-    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or is late."""
+    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or ``GRACE_PERIOD`` is over."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
@@ -145,7 +145,7 @@ def exit_on_signals():
 def handle_signals(handler: Callable, *signals: int) -> Iterator[None]:
     """Handles some signals in the block, but not those that are ignored, as under nohup.
 
-    Outside the main thread, nothing is installed.
+    Outside the main thread, no signal is handled.
     """
     previous = {}
     if threading.current_thread() is threading.main_thread():

@@ -50,8 +50,9 @@ def cells(name, options, causal):
     if name == "none":
         return "", ""
     fits = [row for row in TABLE if row[0] == name]
-    [row] = [row for row in fits if not row[1] or QUALIFIERS[row[1]](options, causal)]
-    return row[2:]
+    fits = [row for row in fits if not row[1] or QUALIFIERS[row[1]](options, causal)]
+    assert len(fits) == 1, f"the table of docs/own_models.md has {len(fits)} rows for {name}"
+    return fits[0][2:]
 
 
 # Every encoding in bidirectional attention if it supports that, and some options and causal encodings.
@@ -195,7 +196,7 @@ WRONG = [  # (call, part of the message)
     (lambda: apply_encoding(rope(), Q, Q[:, :1], THREE), "k must have shape (batch, 2 heads, length, width)"),
     (
         lambda: apply_encoding(build(SoftmaxAttention, "t5").encoding, Q, Q, THREE),
-        "t5 does not change q and k, but the scores",
+        "t5 changes the scores, not q and k",
     ),
     (lambda: attention_bias(rope(), Q, Q, THREE), "rope does not add a bias to the scores"),
     (
@@ -206,8 +207,8 @@ WRONG = [  # (call, part of the message)
     (lambda: LinearAttention(E, H, "rope"), "pass causal=True or causal=False"),
     (lambda: LinearAttention(E, H, "ropes", causal=True), "unknown encoding 'ropes'"),
     (lambda: LinearAttention(E, H, "t5", causal=True), "use SoftmaxAttention"),
-    (lambda: LinearAttention(E, H, rope(), core="unitary"), "options core require the name of an encoding"),
-    (lambda: SoftmaxAttention(E, 4, rope()), "2 heads of dimension 8, but the module 4 of dimension 4"),
+    (lambda: LinearAttention(E, H, rope(), core="unitary"), "core cannot be passed with an existing"),
+    (lambda: SoftmaxAttention(E, 4, rope()), "4 of dimension 4: pass num_heads=2 and embed_dim=16"),
     (lambda: SoftmaxAttention(E, H, rope(), causal=False), "the encoding has causal=True"),
     (
         lambda: LinearAttention(E, H, "rope", causal=True)(Q[0]),

@@ -188,7 +188,7 @@ def test_draw():
 def test_states_are_refused(arguments):
     for kind in (LinearAttention, SoftmaxAttention):
         module, p = kind(E, H, "rope", causal=True), torch.tensor([2, 5, 6])
-        with pytest.raises(UserError, match="do not support a memory or a state"):
+        with pytest.raises(UserError, match="a memory or a state requires consecutive"):
             module(torch.zeros(1, 3, E), position_index=PositionIndex(p, p, 9), **arguments)
 
 

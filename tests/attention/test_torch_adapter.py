@@ -89,7 +89,7 @@ def test_decoder_layer_trains(attention):
 X = torch.randn(B, L, E)
 CAUSAL = torch.ones(L, L, dtype=torch.bool).triu(1)
 MASK = "attn_mask must be the causal mask (length, length)"
-NOT_CAUSAL = "this attention is not causal: omit the mask, or create it with causal"
+NOT_CAUSAL = "this module is not causal: omit attn_mask and is_causal, or create it with causal"
 
 
 @pytest.mark.parametrize("causal, arguments, message", [

@@ -206,11 +206,11 @@ def test_scaled_rotations_in_a_yaml(trained, small, data_bin):
 
 def test_invalid_scaling_is_rejected_first(trained, tmp_path):
     assert "unknown rope scaling 'yarm' (did you mean 'yarn'?)" in error_of(trained, 64, rope_scaling="yarm")
-    assert "must be at least 1, not 0.5" in error_of(trained, 64, rope_scaling="linear:0.5")
+    assert "must be finite and at least 1, not 0.5" in error_of(trained, 64, rope_scaling="linear:0.5")
     folder = altered(trained, tmp_path, encoding="alibi")
-    assert "alibi has no angles of rotations" in error_of(folder, 64, rope_scaling="yarn")
+    assert "alibi has no rotation angles" in error_of(folder, 64, rope_scaling="yarn")
     altered_core = altered(trained, tmp_path / "core", lrpe_core="permutation", lrpe_learn_theta=False)
-    assert "lrpe has no angles of rotations" in error_of(altered_core, 64, rope_scaling="yarn")
+    assert "lrpe has no rotation angles" in error_of(altered_core, 64, rope_scaling="yarn")
     assert not list(folder.glob("eval-*yarn*"))
 
 

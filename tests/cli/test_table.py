@@ -68,7 +68,7 @@ def test_gpus_are_shared(monkeypatch):
     assert choose_machine(Namespace(gpus=None, **given), 2)["gpus"] == 2
     assert scheduler.share_of_machine(1, 2, 2) == {"CUDA_VISIBLE_DEVICES": "6,7"}
     for jobs, gpus in ((3, 2), (5, None)):
-        with pytest.raises(UserError, match="the number of GPUs of this machine is 4"):
+        with pytest.raises(UserError, match="GPUs each needs more than this machine's 4"):
             choose_machine(Namespace(gpus=gpus, **given), jobs)
 
 
@@ -224,5 +224,6 @@ def test_nothing_starts_without_data(tmp_path):
     done = run_here(table_command.main, *words)
     [line] = done.stderr.strip().splitlines()
     assert done.returncode == 1 and "lm/mini is skipped: " in line and "nowhere lacks dict.txt" in line
+    assert "create these files with fairseq-preprocess, or override data=FOLDER" in line
     assert "roberta/mini is skipped: " in line
     assert not (tmp_path / "results").exists()

@@ -49,6 +49,7 @@ OUTPUTS = [
 CALLS = [
     *(("train", f"{TRAIN} {text}", part) for text, part in OVERRIDES),
     ("train", "../lm/mini rope", "unknown experiment '../lm/mini' (did you"),
+    ("train", "lm/mini t5", "'t5' does not exist in linear attention: pass --attention softmax"),
     ("lrpe", "metods", "unknown command 'metods' (did you mean 'methods'?)"),
     ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
     ("train", "lm/mini base --results {results} --cpu --precision fp16", "--precision fp16 needs a GPU"),
@@ -73,7 +74,7 @@ CALLS = [
         "train",
         "lm/mini alibi --cpu --results {results} data={data} evaluations.test.rope_scaling=yarn "
         "evaluations.test.length=32",
-        "alibi has no angles of rotations by distances, which rope scaling needs: use one of",
+        "alibi has no rotation angles that can be scaled: for rope scaling, use one of",
     ),
     (
         "train",

@@ -34,4 +34,4 @@ def test_the_data_of_each_experiment_can_be_prepared(name):
     if name.startswith("glue/"):
         experiment.cfg.task = "RTE"
     for folder in experiment.kind.folders(experiment.cfg)[:1]:
-        assert prepare_command(display_path(folder))
+        assert prepare_command(display_path(folder)), f"no corpus of data/corpora.py prepares {folder}"

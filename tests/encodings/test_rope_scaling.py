@@ -225,7 +225,7 @@ def test_permutations_and_images_are_refused():
         build_encoding("lrpe", core="permutation", **shared),
         build_encoding("rope_mixed", axes=2, **shared),
     ):
-        with pytest.raises(ValueError, match="has no angles of rotations by distances, which rope scaling"):
+        with pytest.raises(ValueError, match="has no rotation angles that can be scaled: for rope scaling"):
             scale_rotations(
                 nn.ModuleList([build_encoding("rope", **shared), encoding]), RopeScaling("ntk", 2)
             )

@@ -13,12 +13,13 @@ from support.tiny import run_here, train_flags, train_here
 @pytest.mark.parametrize(("arch", "flags", "message"), [
     ("linear_lm", "--encoding ropee", "rope"),
     ("softmax_transformer_xxl", "", "has no method 'xxl' (did you mean 'xl'?)"),
+    ("linear_lm_t5", "", "'t5' does not exist in linear attention: pass --arch softmax_lm_t5"),
     ("linear_lm_tmlr_type1", "--feature-map exp", "denominator or content"),
     ("linear_lm_rope", "--lrpe-core unitary", "is an option of the encoding 'lrpe'"),
-    ("linear_lm", "--encoding t5", "use softmax attention, or one of"),
+    ("linear_lm", "--encoding t5", "use softmax attention (--attention softmax), or one of"),
     ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute'"),
     ("softmax_lm", "--token-positions floater_every_layer --checkpoint-activations",
-     "--checkpoint-activations is not supported with floater_every_layer"),
+     "are not supported with the token positions floater_every_layer"),
     ("softmax_lm", "--decoder-xformers-att-config {}", "--decoder-xformers-att-config replaces"),
     ("softmax_lm", "--decoder-layers-to-keep 0", "selects layers of a trained model"),
     ("softmax_lm", "--fp16", "--fp16 on a CPU needs --fp16-no-flatten-grads"),
@@ -67,7 +68,7 @@ def test_shards_need_only_the_training_set(train, data_bin, tmp_path):
     assert done.returncode == 0, done.stderr
     (shard / "train.bin").unlink()
     done = train("linear_lm_base", tmp_path / "new", data=f"{data_bin}:{shard}")
-    assert_rejected(done, "shard/train lacks .bin or .idx", tmp_path / "new")
+    assert_rejected(done, "shard/train.bin is missing: run fairseq-preprocess", tmp_path / "new")
 
 
 def test_invalid_checkpoint(checkpoint, data_bin, tmp_path):

@@ -213,7 +213,7 @@ def test_training_and_evaluation(train, data_bin, tmp_path, caplog):
     other = train("softmax_lm_alibi", tmp_path / "whole", "--max-update", 6)
     assert_error(other, "the checkpoint's method (")
     assert ", randomized_positions 64, " in other.stderr
-    with pytest.raises(UserError, match="does not support a model with randomized positions"):
+    with pytest.raises(UserError, match="rope_scaling does not support models trained with"):
         load_model(path, cpu=True, rope_scaling="ntk:2")
 
 
@@ -225,15 +225,15 @@ REFUSALS = [
     ("softmax_lm_stick_breaking", SEQUENCES, "stick_breaking depends on the input"),
     ("softmax_lm_nope", SEQUENCES, "--randomized-positions needs positions"),
     ("softmax_lm_nope", f"{SEQUENCES} --token-positions rnn", "--randomized-positions needs positions"),
-    ("softmax_lm_rope", f"{SEQUENCES} --rope-scaling yarn:2:32", "--rope-scaling would scale random"),
-    ("softmax_lm_rope", f"{SEQUENCES} --checkpoint-activations", "--checkpoint-activations would draw"),
+    ("softmax_lm_rope", f"{SEQUENCES} --rope-scaling yarn:2:32", "--rope-scaling assumes consecutive"),
+    ("softmax_lm_rope", f"{SEQUENCES} --checkpoint-activations", "where random positions would differ"),
     ("softmax_lm_rope", "--randomized-positions -1", "must be at least 1, not -1"),
     ("softmax_lm_rope", "--randomized-positions 31", "is below the maximum length of 32 tokens"),
     ("softmax_lm_rope", f"{SEQUENCES} --token-positions learned", "exceeds the table of 32 learned"),
     (
         "softmax_lm_rope",
         f"{SEQUENCES} --token-positions none --task memory_lm --memory-length 16 --streams 4",
-        "--randomized-positions does not support a memory",
+        "random positions differ between segments",
     ),
 ]  # fmt: skip
 

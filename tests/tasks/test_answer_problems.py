@@ -168,7 +168,7 @@ def test_text_of_needles_has_to_be_prepared():
 
 
 @pytest.mark.parametrize("name, sizes, message", [
-    ("needle", {}, "needle needs --haystack, a folder of binarized text"),
+    ("needle", {}, "needle requires a text: pass --haystack"),
     ("mqar", {"num_items": 6}, "--num-items and --min-items of mqar must be powers of two"),
     ("mqar", {"num_items": 8, "vocab_size": 16}, "--vocab-size must be at least 18"),
     ("mqar", {"num_items": 16}, "--tokens-per-sample 40 is too short for mqar .*: pass at least 64"),

@@ -187,8 +187,8 @@ def test_resumed_training_is_identical(folders, tmp_path):
 
 @pytest.mark.parametrize("kind, change, flags, message", [
     ("one", replace_labels([0] * 23), "", "24 rows, but 23 labels"),
-    ("one", replace_labels([0] * 23 + [-1]), "", "has missing labels"),
-    ("one", replace_labels([0] * 23 + [2]), "", "or labels other than the 2 labels of about.json"),
+    ("one", replace_labels([0] * 23 + [-1]), "", "has labels -1 to 0 instead of 0 to 1"),
+    ("one", replace_labels([0] * 23 + [2]), "", "instead of 0 to 1, the labels of about.json"),
     ("two", None, "--max-positions 4 --pairs joined", "--max-positions must be at least 5, not 4"),
     ("pictures", None, "--pooling first", "--pixels linear does not support the special tokens"),
 ])  # fmt: skip

@@ -99,6 +99,6 @@ def test_a_model_trained_with_kernels_runs_without_them():
 
 def test_an_unavailable_backend_is_rejected_before_training(train, tmp_path):
     done = train("linear_lm_rope", tmp_path / "save", "--linear-backend", "fla")
-    message = "--linear-backend fla needs a CUDA GPU (the device is cpu): pass auto or chunk"
+    message = "--linear-backend fla needs a CUDA GPU (the device is cpu): pass --linear-backend auto or chunk"
     assert done.returncode and done.stderr.strip() == f"fairseq_lrpe: {message}"
     assert not (tmp_path / "save").exists()

@@ -54,7 +54,7 @@ def method_flags() -> list[str]:
 
 
 def foreign_encoding(key: str, method: str) -> str | None:
-    """Returns the encoding with an option such as ``train.lrpe_core``, if the method has another."""
+    """Returns the encoding with the option ``key``, as ``train.lrpe_core``, or None if the method has it."""
     encoding = option_flags().get(key.removeprefix("train."))
     return None if method in METHODS and METHODS[method].encoding == encoding else encoding
 
@@ -113,7 +113,8 @@ class Experiment:
             path = CONFIGS / f"{base}.yaml"
             if path in contents or not path.is_file():
                 last = display_path(list(contents)[-1])
-                raise UserError(f"{last}: defaults: {base} does not exist, or extends this file")
+                wrong = "extends this file itself" if path in contents else "does not exist"
+                raise UserError(f"{last}: defaults: {base} {wrong}: choose another")
             contents[path] = read_yaml(path)
             base = contents[path].pop("defaults", None)
         files = " or ".join(str(display_path(path)) for path in contents)
@@ -138,7 +139,7 @@ class Experiment:
         self.kind.check(cfg)
 
     def _locate(self, key, cfg=None):
-        """Returns (section, name) of a setting; all keys of ``train`` are left to fairseq-train."""
+        """Returns (section, name) of a setting; fairseq-train checks the keys of ``train``."""
         if key == "kind":
             raise UserError(
                 f"{self.name} is of kind {self.cfg.kind}: use another experiment to change the kind"
@@ -244,7 +245,7 @@ class Experiment:
 def applicable_overrides(name: str, overrides: Iterable[str]) -> list[str]:
     """Returns those KEY=VALUE overrides whose keys exist in the experiment ``name``.
 
-    Flags of fairseq-train exist where the YAML files set them, and ours exist everywhere.
+    A flag of fairseq-train exists if a YAML file sets it, and a flag in ``method_flags`` always does.
     """
     experiment, found = Experiment.load(name) if overrides else None, []
     for text in overrides:

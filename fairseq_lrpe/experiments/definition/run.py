@@ -56,7 +56,7 @@ def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
 
 
 def experiment_of(path: Path, folder: Path) -> Path | None:
-    """Returns the experiment of a run folder, the path from ``folder`` to ATTENTION_METHOD, or None."""
+    """Returns the experiment in a run folder's path, between ``folder`` and ATTENTION_METHOD, or None."""
     parents = path.relative_to(folder).parents
     prefixes = tuple(f"{attention}_" for attention in ATTENTIONS)
     return next((path.parent for path in parents if path.name.startswith(prefixes)), None)

@@ -17,7 +17,7 @@ ModelType = TypeVar("ModelType", bound=Model)
 
 
 def validate(model: type[ModelType], content: object) -> ModelType:
-    """Returns the content of a YAML file as a ``model``; raises UserError for one error."""
+    """Returns the content of a YAML file as a ``model``; raises UserError with one of its errors."""
     try:
         return model.model_validate(content)
     except ValidationError as errors:

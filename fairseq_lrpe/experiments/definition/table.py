@@ -314,9 +314,9 @@ class Table(TableSpec):
             cell.better = kind.metrics.get(cell.metric, "higher")
 
     def baseline(self, cell: Cell) -> Cell | None:
-        """Returns the baseline's cell of this cell's attention and column; None for the baseline itself.
+        """Returns the baseline's cell with this attention and column; None without one, or for itself.
 
-        Of several rows with the baseline's method, it is that with the same values of changes, such as k.
+        If several rows have the baseline's method, that with the same values of changes, such as k, counts.
         """
         base = self.settings.baseline
         if base is None or cell.method == base:
@@ -328,7 +328,7 @@ class Table(TableSpec):
         return found[0] if found else None
 
     def runs(self, only: tuple | list = ()) -> list[Run]:
-        """Returns the runs of all methods, or of the methods ``only``, and those that they need, in order.
+        """Returns the runs of all methods, or of those in ``only``, and the runs that they need, in order.
 
         Needed runs of other experiments come first, and the others are sorted by seed, so that the methods
         can be compared early.

@@ -98,7 +98,7 @@ class Estimate(NamedTuple):
 
 
 def estimate_training(job: Job) -> Estimate:
-    """Returns the estimate; UserError if flags are invalid or the data is not known."""
+    """Returns the cost of a training; raises UserError if flags are invalid or the vocabulary is unknown."""
     if not job.kind.trains:
         raise UserError("no estimate, because its runs train no model")
     batch, dtype, trained = job.cfg.batch, DTYPES[job.precision], job
@@ -131,7 +131,7 @@ def estimate_training(job: Job) -> Estimate:
 
 
 def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
-    """Returns what is known of the data; UserError with the command that prepares it."""
+    """Returns the properties of a run's data, or those in ``CORPORA``; raises UserError without either."""
     if not (folders := kind.folders(cfg)):
         return Corpus()
     folder = folders[0]
@@ -175,7 +175,7 @@ class BuiltModel:
         return math.ceil(length / self.task.tokens_per_sample) if length else 0
 
     def longest(self) -> tuple[int, int]:
-        """Returns the greatest lengths of source and target, or 0 without one."""
+        """Returns the greatest lengths of source and target; that of a missing one is 0."""
         if hasattr(self.model, "side"):  # of a grid of patches
             return self.model.side**2, 0
         if hasattr(self.model, "encoder") and hasattr(self.model, "decoder"):
@@ -205,7 +205,7 @@ def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
 
 
 def make_task(name: str, cfg: Namespace, corpus: Corpus):
-    """Returns what a model reads of its task, without data."""
+    """Returns a task, or an object with the attributes of a task that models read, without data."""
     if name == "synthetic_lm":
         return tasks.TASK_REGISTRY[name](cfg)
     dictionaries = [Dictionary() for _ in corpus.types] or [None]
@@ -229,7 +229,7 @@ def make_task(name: str, cfg: Namespace, corpus: Corpus):
 
 @cache
 def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch.dtype) -> tuple[int, int]:
-    """Returns the FLOPs of a forward and backward pass, and the bytes of activations."""
+    """Returns (FLOPs, bytes of activations) of a forward and backward pass of ``size`` inputs."""
     model = built.model.to(dtype).train()
     counter = FlopCounterMode(display=False, custom_mapping={aten.baddbmm_: _baddbmm_flops})
     with patch_backends(), MetaNumbers():
@@ -318,7 +318,10 @@ def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=No
 
 
 def _rows(cutoff, tokens):
-    """Returns tokens for each cluster but the first: a..b of V words has a share of ln(b/a) / ln(V)."""
+    """Returns the tokens of each cluster of an adaptive softmax but the first, by Zipf's law.
+
+    The words a .. b of V have a share of ln(b/a) / ln(V) of the tokens.
+    """
     shares = (math.log(last / first) / math.log(cutoff[-1]) for first, last in pairwise(cutoff))
     return [tokens.new_empty(math.ceil(share * tokens.numel())) for share in shares]
 
@@ -337,7 +340,7 @@ def _adaptive_input(module, tokens):
 
 @contextmanager
 def patch_backends():
-    """Makes torch use operators of GPUs: dropout masks of one byte, efficient attention."""
+    """Makes torch use the operators of GPUs, such as efficient attention, on the meta device."""
     with (
         patch.multiple(F, dropout=_dropout, scaled_dot_product_attention=_attention),
         patch.object(AdaptiveSoftmax, "adapt_target", _adapt_target),

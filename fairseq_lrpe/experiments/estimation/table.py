@@ -32,12 +32,12 @@ def add_estimate_flags(parser: ArgumentParser) -> None:
     """Adds --estimate and --on."""
     text = "print parameters, FLOPs, memory and hours of the runs instead of running them"
     parser.add_argument("--estimate", action="store_true", help=text)
-    text = "GPU of the estimated hours (default: %(default)s)"
+    text = "GPU for which hours are estimated (default: %(default)s)"
     parser.add_argument("--on", choices=PEAKS, default="v100", help=text)
 
 
 def estimated_machine(args: Namespace) -> dict[str, object]:
-    """Returns the arguments of ``Job`` to estimate, which this machine need not support."""
+    """Returns the arguments of ``Job`` for an estimate; this machine need not have these GPUs."""
     if args.dry_run:
         raise UserError("--estimate and --dry-run cannot be combined: leave one out")
     precision = getattr(args, "precision", None) or "fp16"
@@ -80,7 +80,7 @@ def show_estimate(jobs: list[Job], gpu: str) -> None:
 
 
 def group_by_cost(jobs: list[Job]) -> dict[Run, list[Job]]:
-    """Returns {what trainings of the same cost have in common: these trainings}.
+    """Groups jobs by the cost of their trainings: {run without seed and neutral changes: jobs}.
 
     A run that chooses the best of several trials is not counted itself, but its trials are.
     """
@@ -92,5 +92,5 @@ def group_by_cost(jobs: list[Job]) -> dict[Run, list[Job]]:
 
 
 def number(value: float) -> str:
-    """Formats a number with two digits at least."""
+    """Formats a number with two significant digits, or as an integer from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"

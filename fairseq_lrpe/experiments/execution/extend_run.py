@@ -18,10 +18,10 @@ FILES = ("train.log", "log.jsonl", "checkpoints/checkpoint_best.pt", LAST)  # th
 
 
 def start(job, settings: dict) -> None:
-    """Copies the longest finished run with fewer updates, if any, into the folder of a job before its start.
+    """Copies the longest finished run with fewer updates, if any, into a new job's folder.
 
     The training then gives exactly the result of an uninterrupted one, since fairseq seeds each update by its
-    number.
+    number. ``settings["extended"]``, for run.json, is set to the shorter run.
     """
     if (job.folder / LAST).exists():
         before = read_json(job.folder / "run.json")
@@ -59,9 +59,10 @@ def shorter_runs(job) -> list[tuple[Path, int]]:
 
 
 def check(job, settings: dict, shorter: Path, updates: int) -> None:
-    """Raises UserError if the training would not have gone through the last update of the shorter run.
+    """Raises UserError if the job cannot continue from the shorter run.
 
-    That is also the case if the learning rate depends on the total number of updates.
+    It can if settings and data are the same, the last checkpoint is that of the shorter run's last update,
+    and the learning rate does not depend on the total number of updates.
     """
     config = {**settings["config"], "updates": updates}
     run_directory.check_settings(shorter, {**settings, "config": config})

@@ -2,6 +2,7 @@
 
 import os
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
@@ -10,6 +11,9 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, display_path
 from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.subprocesses import as_flags
+
+if TYPE_CHECKING:
+    from fairseq_lrpe.experiments.execution.runner import Job
 
 PRECISIONS = ("fp16", "fp32", "bf16")
 BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
@@ -43,13 +47,13 @@ def add_results_flag(parser: ArgumentParser) -> None:
 
 
 def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:
-    """Returns the arguments of ``Job`` for each of several jobs that run at a time."""
+    """Returns the arguments of ``Job`` for this machine, or its share for each of ``jobs`` runs at a time."""
     available, rendezvous = len(gpus_here()), getattr(args, "rendezvous", None)
     gpus = (0 if args.cpu else available // jobs) if args.gpus is None else args.gpus
     cpu = args.cpu or (not available and not (gpus and args.dry_run))
     if not cpu and not args.dry_run and (gpus or 1) * jobs > available:
         wanted = f"--jobs {jobs} with {gpus or 1} GPUs each"
-        raise UserError(f"{wanted}: the number of GPUs of this machine is {available}")
+        raise UserError(f"{wanted} needs more than this machine's {available}: reduce --jobs or --gpus")
     if args.nodes > 1 and not (gpus and rendezvous):
         raise UserError(f"--nodes {args.nodes} requires --gpus (per node) and --rendezvous HOST:PORT")
     precision = args.precision or ("fp32" if cpu else "fp16")
@@ -70,7 +74,7 @@ def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
     return total // (per_gpu * processes)
 
 
-def train_command(job) -> list[str]:
+def train_command(job: "Job") -> list[str]:
     """Returns the fairseq-train command of a job; torchrun starts it on several nodes or CPU processes."""
     cfg, gpus, nodes = job.cfg, job.gpus, job.nodes
     if job.precision == "bf16" and job.run.method == "fairseq":

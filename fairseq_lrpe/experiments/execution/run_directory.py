@@ -71,7 +71,7 @@ def read_json(path: Path) -> dict:
 
 
 def object_in(path: Path) -> dict:
-    """Returns the same as ``read_json``; raises ValueError without the path."""
+    """Returns the JSON object in a file, {} without a file; raises ValueError for other content."""
     content = json.loads(path.read_text()) if path.exists() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not a JSON object")
@@ -79,7 +79,7 @@ def object_in(path: Path) -> dict:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Returns the objects in a JSON lines file, of which the last may be incomplete."""
+    """Returns the objects in a JSON lines file; an incomplete last line is ignored."""
     lines, objects = path.read_text().splitlines() if path.exists() else [], []
     for number, line in enumerate(lines, 1):
         try:
@@ -111,7 +111,7 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
                 break
             except BlockingIOError:
                 if time.monotonic() > end:
-                    raise InUse(f"{folder} is in use by another process") from None
+                    raise InUse(f"{folder} is in use by another process: wait until it ends") from None
                 time.sleep(0.1)
         yield lock
 
@@ -212,8 +212,8 @@ KINDS = ("train_inner", "valid", "train")  # kinds of log entries, in the order 
 class Log:
     """The metrics that fairseq writes to the log ``name`` in a run's folder, copied to log.jsonl.
 
-    At the start, metrics missing in log.jsonl because its writer was killed are read from the logs, and those
-    after the ``completed`` updates, after which training resumes, are dropped.
+    The constructor adds metrics that are missing in log.jsonl, because its writer was killed, from the logs,
+    and drops those after ``completed`` updates, from which training resumes.
     """
 
     pattern = re.compile(rf"\| ({'|'.join(KINDS)}) \| (\{{.*\}})$")
@@ -239,7 +239,7 @@ class Log:
         return entry
 
     def restore(self, checkpoints: Path, updates: int) -> None:
-        """Writes the entries; one without metrics is that of an epoch saved, but not logged before a kill."""
+        """Writes log.jsonl; adds an entry without metrics for an epoch that was saved, but not logged."""
         if self.entries and (completed := completed_updates(checkpoints)):
             epochs = read_checkpoint(checkpoints / LAST, "")["extra_state"]["train_iterator"]
             is_end = epochs["iterations_in_epoch"] == 0
@@ -251,7 +251,7 @@ class Log:
 
 
 def in_order(entries: Iterable[dict]) -> list[dict]:
-    """Returns log entries as fairseq logs them; the last one of each kind and number of updates."""
+    """Sorts entries as fairseq logs them, and keeps the last of each kind and number of updates."""
     found = {(entry_updates(entry), KINDS.index(entry["kind"])): entry for entry in entries}
     return [found[key] for key in sorted(found)]
 

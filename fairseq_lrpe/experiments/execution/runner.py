@@ -38,7 +38,6 @@ from fairseq_lrpe.experiments.execution.run_directory import (
 )
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import (
-    PREPARE,
     REPOSITORY,
     atomic_file,
     display_path,
@@ -141,7 +140,7 @@ class Job:
         return log
 
     def run_command(self, command: list[str], log: Path, on_line=lambda line: None) -> None:
-        """Runs a command, which inherits the lock: the folder stays locked if this process is killed."""
+        """Runs a command, which inherits the lock and keeps the folder locked if this process is killed."""
         locks = [self.lock.fileno()] if self.lock else []
         run_command(command, log, on_line, self.environment, self.stop, cwd=REPOSITORY, pass_fds=locks)
 
@@ -160,7 +159,8 @@ class Job:
     def check_start(self) -> None:
         initial = self.experiment.starts_from(self.run)
         if isinstance(initial, Path) and not initial.is_file():
-            raise UserError(f"the checkpoint {initial} does not exist, and no experiment has that name")
+            remedy = "pass a checkpoint or an experiment"
+            raise UserError(f"starts_from: {initial} does not exist and is no experiment: {remedy}")
         if isinstance(initial, Run) and not self.starts_from.is_file():
             words = ["lrpe", "train", initial.experiment, initial.method, "--attention", initial.attention]
             words += ["--seeds", str(initial.seed), "--results", str(display_path(self.results))]
@@ -169,7 +169,7 @@ class Job:
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
-    folder, remedy = REPOSITORY / cfg.data, f"`{PREPARE}` lists the corpora"
+    folder, remedy = REPOSITORY / cfg.data, "create these files with fairseq-preprocess"
     names = {os.path.relpath(path, folder): path for path in kind.data(cfg)}
     if absent := [name for name, path in names.items() if not path.is_file()]:
         bin_folder = next(iter(kind.folders(cfg)), folder)

@@ -80,7 +80,7 @@ def execute_or_wait(job: Job) -> str | None:
 
 
 class Scheduler:
-    """Executes the runs that are not finished in threads, each after the runs that it needs.
+    """Executes unfinished runs in threads, each after the runs that it needs.
 
     Waits for runs that another process executes. A failed run stops only the runs that need it.
 
@@ -130,7 +130,7 @@ class Scheduler:
         return self.errors
 
     def start(self, pool: ThreadPoolExecutor) -> None:
-        """Starts a run; one that another process executes only if no other is ready."""
+        """Starts a ready run, or waits for one that another process executes if no other is ready."""
         free = next((run for run in self.ready if self.jobs[run].state != "in use"), None)
         run = free or self.ready[0]
         self.ready.remove(run)

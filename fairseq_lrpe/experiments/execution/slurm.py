@@ -100,7 +100,7 @@ def wait(jobs: dict[Run, Job], args: Namespace, submitted: set[Run], waiting: in
 
 @dataclass
 class SlurmRun(submitit.helpers.Checkpointable):
-    """What a SLURM job, also after it was requeued, executes on each of its nodes; submitit pickles it."""
+    """A function that a SLURM job calls on each of its nodes, also after a requeue; submitit pickles it."""
 
     job: Job
     args: Namespace
@@ -122,7 +122,7 @@ class SlurmRun(submitit.helpers.Checkpointable):
 
 
 def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
-    """Returns the options of sbatch in configs/cluster.yaml and "KEY=VALUE"."""
+    """Returns the options of sbatch: the defaults, those of configs/cluster.yaml, and ``given`` KEY=VALUE."""
     path = REPOSITORY / "configs/cluster.yaml"
     found = {**DEFAULTS, **(read_yaml(path) if path.is_file() else {})}
     for text in given:
@@ -165,7 +165,7 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
 
 
 def complete_submission(job: Job, number: str) -> None:
-    """Renames submitit's file of a job whose submission was killed before that."""
+    """Gives submitit's file of the job ``number`` its final name, if submitit was killed before."""
     path = job.folder / FOLDER / f"{number}_submitted.pkl"
     for unnamed in path.parent.glob("*.pkl") if not path.exists() else ():
         if "_" not in unnamed.name:  # the name is then not that of an earlier job
@@ -211,7 +211,7 @@ def queue(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
 
 
 def ended_state(job: Job) -> tuple[str, str]:
-    """Returns (id, state) of a run that is not in the queue; with the last line of its log if it failed."""
+    """Returns (id, state) of a run that is not queued; that of a failed run has the last line of its log."""
     folder, state = job.folder / FOLDER, job.state
     number = max((int(path.name.split("_")[0]) for path in folder.glob("*_submitted.pkl")), default="-")
     if state in ("finished", "in use"):

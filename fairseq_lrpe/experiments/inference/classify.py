@@ -46,7 +46,7 @@ class Classifier(TrainedModel):
                 as Pillow's images.
 
         Raises:
-            ValueError: if the number of texts is not that of the training data, or an image is damaged.
+            ValueError: if an input has another number of texts than the training data, or is a damaged image.
         """
         if isinstance(inputs, str | Path):
             raise UserError("expected a list of texts or images, not a single one: put it into a list")
@@ -160,7 +160,7 @@ class ImageClassifier(Classifier):
 
 
 def texts(value: str | Sequence[str], count: int) -> list[str]:
-    """Returns the texts of a row, which must be ``count``."""
+    """Returns the texts of an input; raises UserError if their number is not ``count``."""
     found = [value] if isinstance(value, str) else [*value]
     if len(found) != count:
         expected = "single texts" if count == 1 else "pairs (text, second text)"
@@ -175,7 +175,7 @@ def batched(values: Iterable) -> Iterator[list]:
 
 
 def open_image(value: Path | str | Image, mode: str = "RGB") -> Image:
-    """Returns an image in one of Pillow's modes."""
+    """Returns Pillow's image ``value``, or the image in this file, in one of Pillow's modes."""
     if isinstance(value, Image):
         return convert(value, mode)
     return decode(read_file(Path(value)), mode)

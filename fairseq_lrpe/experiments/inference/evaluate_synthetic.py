@@ -80,7 +80,7 @@ def answer_metrics(model, task) -> dict[str, float]:
     """Returns the metrics of a problem in which only answers are predicted, with teacher forcing.
 
     All answer tokens of a sequence are correct with teacher forcing if and only if they are when generated.
-    If one place is asked for, ``quarter_1`` .. ``quarter_4`` are ``exact`` for its places in each quarter.
+    If answers are at one place of a text, ``quarter_n`` is ``exact`` for places in its n-th quarter.
     """
     device, pad = next(model.parameters()).device, task.dictionary.pad()
     task.load_dataset("test")
@@ -130,7 +130,7 @@ def evaluate(model, task) -> dict:
 
 
 def size(text: str) -> tuple[str, int]:
-    """Converts an argument SIZE=N."""
+    """Converts an argument SIZE=N to (SIZE, N)."""
     name, _, number = text.partition("=")
     if name not in SIZES:
         raise ArgumentTypeError(f"unknown size {name!r}{choices(name, SIZES)}")

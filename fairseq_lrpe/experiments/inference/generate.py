@@ -77,7 +77,7 @@ class QuestionGenerator(Generator):
         return self.task.pieces.source(answer.strip(), context, *limits)
 
     def ask(self, context: str, answer: str, beam: int = BEAM) -> str:
-        """Returns a question whose answer is a part of the text ``context``.
+        """Returns a question about the text ``context`` to which its part ``answer`` is the answer.
 
         Raises:
             ValueError: if the text does not contain the answer.

@@ -22,7 +22,7 @@ class LineModel(TrainedModel):
         self.codec = line_codec.load(self.data, dictionary.symbols[dictionary.nspecial :])
 
     def encode_line(self, line: str, start: bool = True) -> Tensor:
-        """Returns the tokens (n,) of a line, or of its rest if not ``start``, without </s>."""
+        """Returns the tokens (n,) of a line, or of the rest of a line if not ``start``, without </s>."""
         symbols, dictionary = self.codec.encode(line, start), self.task.source_dictionary
         return dictionary.encode_line(symbols, append_eos=False, add_if_not_exist=False).long()
 
@@ -69,7 +69,7 @@ class LanguageModel(LineModel):
         return self.codec.stream(self.symbols(sampled), start)
 
     def encode(self, text: str) -> Tensor:
-        """Returns the tokens of lines of text, after </s>, or <s> as in training."""
+        """Returns the tokens (n,) of lines of text, after </s>, or <s> if the model was trained with it."""
         dictionary = self.task.source_dictionary
         end = torch.tensor([dictionary.eos()])
         parts = [torch.tensor([dictionary.bos()]) if self.task.args.add_bos_token else end]

@@ -97,7 +97,8 @@ def load_model(
         logging.disable(disabled)
     if scaling:
         if any(getattr(module, "randomized_positions", 0) for module in model.modules()):
-            raise UserError("rope scaling does not support a model with randomized positions")
+            wrong = "does not support models trained with --randomized-positions"
+            raise UserError(f"rope_scaling {wrong}: omit it")
         scale_rotations(model, scaling)
     if torch.cuda.is_available() and not cpu:
         model.cuda()

@@ -23,7 +23,7 @@ RUNS_CSV = "attention method changes evaluation metric length seeds mean std mea
 
 @dataclass
 class Measured:
-    """What was measured for a cell, of ``planned`` seeds."""
+    """The measurements of a cell with ``planned`` seeds."""
 
     values: dict[int, float]  # {seed: value}
     planned: int
@@ -36,7 +36,7 @@ def measuring_runs(cell: Cell, records: Mapping[Run, RunRecord]) -> list[Run]:
     """Returns the runs that measure a cell: all of them, or those of the best of its ``trials``.
 
     The best trial has the best mean score over the seeds with which every trial is measured. For another
-    seed, the run is one that is not measured, so that the cell has no value for this seed.
+    seed, a run that is not measured is returned, so that the cell has no value for this seed.
     """
     if not cell.trials:
         return cell.runs

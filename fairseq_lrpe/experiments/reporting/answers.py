@@ -31,7 +31,7 @@ QUESTIONS = [
 ]
 """(question, what the best has, table, column, attention)"""
 SPEED, MEMORY = 0.9, 1.1
-"""Bounds of the small cost of a training step at 2,048 tokens, relative to NoPE."""
+"""Least speed and greatest memory of a training step at 2,048 tokens (NoPE: 1) that are a small cost."""
 COMPARED = ("nope", "rope", "base")
 """Methods whose numbers are named beside the best."""
 
@@ -64,7 +64,7 @@ class Answer:
 def answers(runs: Mapping[Run, RunRecord]) -> list[Answer]:
     """Returns an answer to each question whose column is measured.
 
-    Only encodings are compared, with all of their planned seeds, and not token positions.
+    Only encodings with measurements of all planned seeds are compared. Token positions are not.
     """
     tables = {name: Table(name, "mini") for name in ("training_speed", *(about[2] for about in QUESTIONS))}
     found = []

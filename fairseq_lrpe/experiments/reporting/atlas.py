@@ -135,7 +135,7 @@ def entry_name(row: Row) -> str:
 
 
 def _tables_by_method():
-    """Returns {method: names of the tables with a row of it}."""
+    """Returns {method: names of the tables that have a row of this method}."""
     found = defaultdict(list)
     for name in tables():
         for method in dict.fromkeys(canonical(row.method) for row in TableSpec(name).rows if row.method):
@@ -144,7 +144,7 @@ def _tables_by_method():
 
 
 def _position_entry(name, table, flags):
-    """Returns the card of token positions; their row of a table has the length."""
+    """Returns the card of token positions, whose row in ``table`` has the number of positions."""
     changes = next(row.changes for row in table.rows if entry_name(row) == name)
     length = changes.get("train.max_target_positions", flags.max_target_positions) or flags.tokens_per_sample
     effect, parameters = "Changes nothing in attention, but the inputs of the first layer.", 0
@@ -177,7 +177,7 @@ def _position_entry(name, table, flags):
 
 
 def _modules(name, cfg):
-    """Returns {attention: a module for each layer} of a method."""
+    """Returns {attention: its modules, one per layer} of a method."""
     own = {key: x for key, x in cfg.by_method.get(name, {}).items() if hasattr(PositionConfig, key)}
     width, heads, layers = (cfg.train[f"decoder_{key}"] for key in ("embed_dim", "attention_heads", "layers"))
     shared = {"embed_dim": width, "num_heads": heads, "causal": True, "layers": layers}
@@ -258,7 +258,7 @@ def _as_html(docstring):
 
 @torch.no_grad()
 def _initial_weights(modules, length):
-    """Returns (distance, relative weight) if every query and key is the same random vector."""
+    """Returns [(distance, relative weight)] if every query and key is the same random vector."""
     torch.manual_seed(0)
     encoding, layers = modules[0].encoding, []
     x = torch.randn(DRAWS, encoding.num_heads, 1, encoding.head_dim).expand(-1, -1, length, -1)

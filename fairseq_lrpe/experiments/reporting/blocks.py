@@ -19,7 +19,7 @@ HIGHEST = 32.0  # perplexity at the upper edge of the scatter plot
 
 
 def render(template: str, **variables: object) -> str:
-    """Returns the text of a template in this folder; variables in HTML are escaped."""
+    """Renders a template in this folder; variables are escaped in HTML and SVG."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=jinja2.select_autoescape(("html.jinja", "svg.jinja")),
@@ -43,14 +43,14 @@ def unbroken(cell: str) -> str:
 
 
 def column_class(name: str) -> str:
-    """Returns the CSS class of a column."""
+    """Returns the CSS class of a column, "" for measured numbers."""
     if name in ("changes", "state"):
         return "wrap"
     return "text" if name in TEXT_COLUMNS else "paper" if name.endswith("(paper)") else ""
 
 
 def weight_plot(curves: dict[str, list[tuple[int, float]]]) -> Markup:
-    """Returns an SVG with weights over the distance, on the axis asinh(weight), since some are large.
+    """Returns an SVG of weights over the distance; the y-axis is asinh(weight), since some are large.
 
     Args:
         curves: {attention: [(distance, weight relative to uniform attention)]}.

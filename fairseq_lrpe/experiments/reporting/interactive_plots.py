@@ -149,7 +149,7 @@ def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
 
 
 def figure_html(figure: go.Figure | None, name: str) -> Markup | None:
-    """Returns HTML that draws a figure in the element with the id ``name``."""
+    """Returns the HTML of a figure, a ``<div>`` with the id ``name``, or None without a figure."""
     if figure is None:
         return None
     options = {"include_plotlyjs": False, "full_html": False, "post_script": TOUCH_SCRIPT}

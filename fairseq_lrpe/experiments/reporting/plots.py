@@ -45,7 +45,7 @@ class Line:
 
     @property
     def curve(self) -> Curve | None:
-        """What the line shows."""
+        """The curve of the experiment's kind, whose values the line shows."""
         return self.records[0].kind.curve
 
     @property
@@ -215,7 +215,7 @@ def _value_range(lines: list[pd.Series], end: int) -> tuple[float, float]:
 def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Returns the cells that are drawn as lines over a table's columns, and the names of these columns.
 
-    They are those of the most frequent metric, without columns that combine others. Within each attention,
+    The columns are those of the most frequent metric that do not combine others. Within each attention,
     rows are sorted by their value in their last column, best first.
     """
     cells = summary[summary["is_ranked"] & summary["measured_on"].notna()]

@@ -58,7 +58,8 @@ def finished_runs(
 ) -> tuple[dict[Run, records.RunRecord], list[str]]:
     """Returns {run: record} of the finished runs that can be recorded, and messages about the others.
 
-    Evaluations that configs does not define are omitted.
+    ``folders`` are the run folders to read (default: all). Evaluations that configs does not define are
+    omitted.
     """
     if records.is_recorded(results):
         raise UserError(f"{results} contains recorded results: give a folder to which runs were written")
@@ -76,7 +77,7 @@ def finished_runs(
 
 
 def _problem(record, configured):
-    """Returns why a run cannot be recorded; omits its evaluations that are not defined."""
+    """Removes evaluations that configs does not define; returns why the run cannot be recorded, if so."""
     if record.problem is not None:
         return record.describe_state()
     defined = {"training", *(configured or ())}
@@ -146,9 +147,9 @@ def _merge(path, columns, rows, runs):
 
 
 def record_weights(experiment: str, results: Path, folder: Path) -> int:
-    """Records the attention weights of models of the first seed; returns their number.
+    """Records the attention weights of each method's model of the first seed; returns the number of models.
 
-    The weights are shown if the run itself is recorded, too.
+    The atlas shows the weights only of runs that are recorded, too.
     """
     import torch  # these imports take seconds
 
@@ -158,7 +159,8 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
     for run in sorted((run for run in runs if run.experiment == experiment and not run.changes), key=str):
         first.setdefault((run.attention, run.method), run)
     if not first:
-        raise UserError(f"{results} has no finished run of {experiment}: train its models first")
+        wrong = f"has no finished run of {experiment} without overrides"
+        raise UserError(f"{results} {wrong}: train its models first with `lrpe train`")
     for run in track(first.values(), "models", transient=True):
         torch.manual_seed(0)  # some encodings are random
         weights = trained_weights(runs[run].folder).tolist()
@@ -173,7 +175,7 @@ def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> 
     """Compares finished runs, of the run folders ``runs`` if given, with recorded results.
 
     Returns:
-        One line for each number that is off and a summary, and whether no number is off.
+        One line for each number outside the tolerance and a summary, and whether there is no such number.
     """
     recorded = {x.run: x for x in records.read_recorded(folder) if x.problem is None}
     found, refused = finished_runs(results, runs)
@@ -218,7 +220,7 @@ def _numbers_off(ours, theirs, spread):
 
 
 def _environment(settings):
-    """Returns what equal numbers need: the machine, and the versions of torch and this package."""
+    """Returns the machine and the versions of torch and this package, which equal numbers require."""
     versions = settings.get("versions", {})
     return machine(settings), versions.get("torch"), versions.get("fairseq_lrpe")
 

@@ -58,7 +58,7 @@ class RunRecord:
     unit: str | None = None  # "updates", "epochs" or "rounds"
     seconds: float = math.nan  # sum of fairseq's train_wall over the epochs
     curve: dict[int, float] = field(default_factory=dict)  # {updates: value of the kind's curve}
-    values: dict[str, dict] = field(default_factory=dict)  # {evaluation: {metric: value}}
+    measured: dict[str, dict] = field(default_factory=dict)  # {evaluation: {metric: value}}
 
     @property
     def changes(self) -> str:
@@ -93,7 +93,7 @@ class RunRecord:
         return "finished" if self.state == "finished" else "not measured"
 
     def complete(self) -> None:
-        """Sets the fields that follow from the files; raises various errors if they are damaged."""
+        """Sets the fields that follow from the files; raises errors of various types if a file is damaged."""
         if self.settings.get("kind") not in KINDS:
             raise UserError(f"run.json has the unknown kind {self.settings.get('kind')!r}")
         self.kind, self.updates = KINDS[self.settings["kind"]], int(self.settings["updates"])
@@ -111,7 +111,7 @@ class RunRecord:
                 yield evaluation, metric, float(measured[metric]), measured.get(f"{metric}_signature")
 
     def value(self, evaluation: str, metric: str) -> float | None:
-        """Returns a measurement, which is NaN if the run diverged, or None."""
+        """Returns a measurement, which is NaN if the run diverged, or None if there is none."""
         value = self.measured.get(evaluation, {}).get(metric)
         return None if value is None else float(value)
 
@@ -259,7 +259,7 @@ def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, dict]]:
 def different_settings(before: dict[str, dict], now: dict[str, dict] | None) -> list[str]:
     """Returns the differences of two results of ``compared`` as "KEY was VALUE, now VALUE".
 
-    Evaluations that only ``now`` has are ignored; it is None if configs does not define the run.
+    Evaluations that only ``now`` has are ignored. ``now`` is None if configs does not define the run.
     """
     if now is None:
         return ["it is not defined"]
@@ -344,17 +344,17 @@ def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int,
 
 
 def shown_distances(length: int) -> list[int]:
-    """Returns the distances of recorded weights."""
+    """Returns the distances below ``length`` with recorded weights: all below 32, then every third one."""
     return [n for n in range(length) if n < 32 or (n - 32) % 3 == 0]
 
 
 def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
-    """Reads a CSV file; raises UserError if it is damaged or has two values of a key."""
+    """Reads a CSV file; raises UserError if it is damaged, or two lines differ at most in the value."""
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, usecols=columns)
         frame = frame.astype({name: kind for name, kind in TYPES.items() if name in columns})
         if frame.duplicated(columns[: columns.index("value")]).any():
-            raise ValueError("it has two values of a key")
+            raise ValueError("two lines differ at most in the value")
     except ValueError as error:
         raise _damaged(path, error) from None
     return frame[columns]

@@ -29,7 +29,7 @@ class Section(NamedTuple):
     frame: pd.DataFrame
 
     def lines(self) -> list[tuple[tuple[str, ...], bool]]:
-        """Returns (row, is_new_group); a group has the same first cell."""
+        """Returns (row, is_new_group) of each row; the rows of a group have the same first cell."""
         rows = list(self.frame.itertuples(index=False, name=None))
         return [(row, i > 0 and row[0] != rows[i - 1][0]) for i, row in enumerate(rows)]
 

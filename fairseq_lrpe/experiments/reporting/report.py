@@ -60,7 +60,7 @@ class Report:
     tables: list[tuple[Table, pd.DataFrame]]
 
     def state_counts(self) -> dict[str, int]:
-        """Returns {state: number of runs}, also of planned ones."""
+        """Returns {state: number of runs}; planned runs without a folder count as "not started"."""
         counts = Counter(record.state for record in self.records)
         planned = {run for table, _ in self.tables for run in table.runs()}
         counts["not started"] = len(planned - self.runs.keys())
@@ -79,7 +79,7 @@ def scan(results: Path) -> Report:
 
 
 def _tables(name, runs):
-    """Yields a table at each scale, also with the overrides of runs of several methods."""
+    """Yields a table at each scale, and with each set of overrides that runs of several methods have."""
     text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text(errors="replace")
     if not any(run.experiment in text for run in runs):  # loading all tables takes long
         return

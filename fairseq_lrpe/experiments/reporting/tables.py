@@ -36,7 +36,7 @@ def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
 
 
 def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
-    """Prints a table as "markdown", "latex", "csv" or, by default, like ``renderers.show``."""
+    """Prints a table in a format, "csv" or one of ``renderers.show``, and returns its summary."""
     summary = summarize(table, records)
     if format == "csv":
         renderers.show_csv(summary[aggregate.CSV], "seeds")
@@ -46,7 +46,7 @@ def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | Non
 
 
 def measured_name(table: Table) -> str:
-    """Returns the label of measured numbers, such as "mini" at that scale."""
+    """Returns the label of measured numbers: the scale, or "measured" at scale full."""
     return "measured" if table.scale == "full" else table.scale
 
 

@@ -134,7 +134,7 @@ class _Weights:
 
     @classmethod
     def create(cls, log_decay, size, device, dtype):
-        """Returns the weights of no decay or of constant ones, (H, 1), (H, d) or (1, d)."""
+        """Returns the weights for constant log decays (H, 1), (H, d) or (1, d), or without decay (None)."""
         i = torch.arange(size, device=device)
         ones = torch.ones(size, size, device=device, dtype=dtype).tril()
         if log_decay is None:

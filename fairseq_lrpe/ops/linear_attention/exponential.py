@@ -19,7 +19,7 @@ from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.precision import at_least_float32
 
 _LOWEST = -1e30
-"""Maximum of no keys."""
+"""Initial value of the maximum, before the first key."""
 
 
 class ExpFeatures(NamedTuple):
@@ -51,16 +51,16 @@ def exp_features(
     key_padding_mask: Tensor | None = None,
     maximum: Tensor | None = None,
 ) -> ExpFeatures:
-    """Returns the features of queries and keys (B, H, L, d), given the ``maximum`` of all earlier keys.
+    """Returns the features of queries and keys, which are exponentials, and their scale.
 
     Args:
-        q: exponents of the queries.
-        k: exponents of the keys; if ``causal``, the last ones are at the positions of the queries.
+        q: exponents of the queries (B, H, Lq, d).
+        k: exponents of the keys (B, H, Lk, d); if ``causal``, the last Lq are at the queries' positions.
         causal: whether attention is causal.
         per_feature: whether each feature has its own maximum.
         log_decay: as in :func:`fairseq_lrpe.ops.linear_attention`.
         key_padding_mask: (B, Lk), True at padding.
-        maximum: that of the features returned for the earlier keys.
+        maximum: the ``maximum`` that the call for the earlier keys returned, or None without earlier keys.
     """
     q, k = at_least_float32(q), at_least_float32(k)
     if key_padding_mask is not None:
@@ -109,7 +109,7 @@ def scaled_attention(
         v: values (B, H, Lk, dv).
         levels: l, (B, H, 1 + Lk, 1 or d).
         causal: whether attention is causal.
-        sums: the sums (B, H, d, dv) of earlier calls.
+        sums: the sums (B, H, d, dv) that the previous call returned, or None.
     """
     start, levels, keys = levels[:, :, :1], levels[:, :, 1:], k.size(2)
     end = levels[:, :, -1:] if keys else start

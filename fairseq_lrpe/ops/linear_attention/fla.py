@@ -20,7 +20,7 @@ def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tens
     Without decay, and with one decay per head, these are the kernels of ``simple_gla``. If each feature has
     its own decay, the kernels of ``gla`` (gated linear attention, Yang et al. 2024) are used, which read a
     decay for every element of q. A learned constant decay is repeated for every position, because the kernels
-    return gradients of such decays only.
+    do not return the gradient of a constant one.
 
     Bidirectional attention, a single query, an empty batch, and transforms of ``torch.func`` are computed by
     ``chunk`` instead. The kernels ignore ``chunk_size``, and have no second derivatives. They multiply
@@ -33,7 +33,7 @@ def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tens
     if reason := fla_missing_requirement(q.device):
         raise ValueError(f"backend 'fla' needs {reason}: use backend 'chunk'")
     if not fla_supports(q, k, v):
-        raise ValueError(f"backend 'fla' does not support float64 (q is {q.dtype}): use backend 'chunk'")
+        raise ValueError("backend 'fla' does not support float64 for q, k or v: use backend 'chunk'")
     if is_transformed() or not args.causal or q.size(-2) < 2 or q.size(0) == 0:
         return chunk(q, k, v, args)
     return _causal(q, k, v, args)

@@ -34,7 +34,10 @@ class Arguments(NamedTuple):
 
 
 def update_state(state: LinearState | None, k: Tensor, v: Tensor, log_decay: Tensor | None) -> LinearState:
-    """Returns the state after adding k (B, H, L, d) and v (B, H, L, dv), all in the dtype of the sums."""
+    """Returns the state after adding k (B, H, L, d) and v (B, H, L, dv), all in the dtype of the sums.
+
+    The given state and the new keys decay up to the last new key, by the ``log_decay`` of :class:`Arguments`.
+    """
     length = k.size(-2)
     if log_decay is not None and log_decay.dim() > 2:
         total = log_decay.sum(2)

@@ -138,6 +138,7 @@ def test_each_task_is_prepared_once_and_from_one_source(tiny_bpe, in_process, tm
         ("RTE", "0\tone\t \tentailment", "has an empty sentence2"),
         ("QNLI", "0\tone\ttwo\tmaybe", "has the label 'maybe' instead of one of"),
         ("STS-B", "0\tg\tf\ty\to\ts\ts\tone\ttwo\tnan", "has the score 'nan' instead"),
+        ("STS-B", "0\tg\tf\ty\to\ts\ts\tone\ttwo\tgood", "has the score 'good' instead"),
     ],
 )
 def test_broken_rows_are_left_out_and_counted(name, line, message, tmp_path, capsys):

@@ -62,7 +62,7 @@ def test_broken_lines_are_left_out_and_counted(line, message, tmp_path, capsys):
     path = write_files(tmp_path, {"bad.jsonl": content}) / "bad.jsonl"
     assert [label for *_, label in nli.pairs(path)] == [LABELS[i % 3] for i in (*range(4), *range(20))]
     assert f"{path}: left out 1 of 25 rows: line 5 {message}" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"has 24 pairs with a label: --cut asks for 24 \+ 1 \+ 1"):
+    with pytest.raises(ValueError, match=r"has only 24 pairs with a label, but --cut requests 24 \+ 1 \+ 1"):
         nli.cut(path, [24, 1, 1])
 
 

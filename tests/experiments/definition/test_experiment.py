@@ -122,7 +122,7 @@ def test_every_flag_of_fairseq_train_can_be_set():
 
 @pytest.mark.parametrize("experiment, method, attention, message", [
     ("lm/mini", "bsae", "linear", "unknown method 'bsae' (did you mean 'base'?): `lrpe methods` lists"),
-    ("lm/mini", "t5", "linear", "'t5' does not exist in linear attention: `lrpe methods` lists"),
+    ("lm/mini", "t5", "linear", "'t5' does not exist in linear attention: use softmax attention"),
     ("roberta/mini", "fox", "softmax", "the method 'fox' works only in causal attention"),
     ("transformer/multi30k", "alibi", "linear", "the method 'alibi' works only in causal attention"),
 ])  # fmt: skip
@@ -231,6 +231,7 @@ VALID = "kind: lm\ndata: x\nbatch: {total: 8, per_gpu: 8}"
     ("kidn: x", "lm/own.yaml: kidn: extra inputs are not permitted"),
     ("kind: langauge", "kind: unknown kind 'langauge'"),
     ("defaults: lm/nowhere", "defaults: lm/nowhere does not exist"),
+    ("defaults: lm/own", "defaults: lm/own extends this file itself"),
     ("a: [", "is not valid YAML: "),
     ("evaluations: {training: {split: test}}", "evaluations: the name 'training' is reserved"),
 ])  # fmt: skip

@@ -108,7 +108,7 @@ def test_scaled_rotations(language_model, checkpoint):
     for name, message in (("yarn", "needs a factor"), ("yarm:2", "unknown rope scaling 'yarm'")):
         with pytest.raises(ValueError, match=message):
             fairseq_lrpe.load_model(language_model, cpu=True, rope_scaling=name)
-    with pytest.raises(ValueError, match="there is no encoding, which rope scaling needs: use one of "):
+    with pytest.raises(ValueError, match="the model has no encoding: for rope scaling, use one of "):
         fairseq_lrpe.load_model(checkpoint, cpu=True, rope_scaling="ntk:2")
 
 

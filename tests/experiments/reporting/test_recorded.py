@@ -159,7 +159,7 @@ def test_records_are_read_like_runs(folder, records):
 
 
 @pytest.mark.parametrize("name, old, new, problem", [
-    ("measurements.csv", ",rope,,2,", ",rope,,1,", "it has two values of a key"),
+    ("measurements.csv", ",rope,,2,", ",rope,,1,", "two lines differ at most in the value"),
     ("curves/lm-mini.csv", ",400.0", ",many", "could not convert"),
 ])  # fmt: skip
 def test_damaged_records(name, old, new, problem, folder, records):

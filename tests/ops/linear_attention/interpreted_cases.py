@@ -159,7 +159,7 @@ def test_half_precision(decay, dtype):
 
 def test_float64_is_not_supported():
     x = torch.rand(1, 2, 5, 4, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"does not support float64 .*: use backend 'chunk'$"):
+    with pytest.raises(ValueError, match=r"does not support float64 for q, k or v: use backend 'chunk'$"):
         linear_attention(x, x, x, causal=True, normalize=True, backend="fla")
 
 

@@ -73,7 +73,10 @@ class Curve(NamedTuple):
 
 
 class Kind:
-    """Base class of kinds of experiments; each is a file with a subclass and its only instance, ``KIND``."""
+    """Base class of kinds of experiments; each is a file with a subclass and its only instance, ``KIND``.
+
+    ``job`` is a ``Job`` of ``experiments.execution.runner``: the run to execute, and how.
+    """
 
     settings: type[Settings] = TrainingSettings  # pydantic model of the YAML files of this kind
     trains: bool = True  # whether a run trains a model, whose checkpoint is then evaluated
@@ -87,11 +90,11 @@ class Kind:
         """Raises UserError for invalid combinations of settings."""
 
     def data(self, cfg: DictConfig) -> list[Path]:
-        """Returns the data files that must exist before a run starts; changes of their sizes are detected."""
+        """Returns the data files that a run needs; it cannot be resumed after a change of their sizes."""
         return []
 
     def folders(self, cfg: DictConfig) -> list[Path]:
-        """Returns the folders that are the positional argument of fairseq-train."""
+        """Returns the data folders that are joined to the positional argument of fairseq-train."""
         return layout.shards(REPOSITORY / cfg.data) if cfg.data else []
 
     def splits(self, cfg: DictConfig) -> Iterable[str]:
@@ -105,7 +108,7 @@ class Kind:
         return {"arch": architecture(job.run.attention, self.family, job.run.method)}
 
     def validation_metric(self, job) -> str:
-        """Returns the key of fairseq's JSON log that is printed after each validation."""
+        """Returns the key of fairseq's JSON log whose value is printed after each validation."""
         return self.curve.key if self.curve else "valid_loss"
 
     def evaluations(self, cfg: DictConfig) -> dict[str, dict]:

@@ -94,7 +94,8 @@ def model_flags(job) -> dict:
 
     model = read_checkpoint(job.checkpoint, "train the run first")["cfg"]["model"]
     if "token_positions" not in model:
-        raise UserError(f"{job.checkpoint} is fairseq's own model, whose maximum length is not known")
+        wrong = "is fairseq's own model, whose maximum length is not known"
+        raise UserError(f"{job.checkpoint} {wrong}: choose a method of this plugin")
     return model
 
 

@@ -29,7 +29,7 @@ class Speed(Kind):
 
     ``relative_speed`` is the median time of a step of the reference divided by that of the method,
     ``milliseconds``. ``relative_memory`` is the method's peak memory, with the model and its optimizer,
-    divided by that of the reference. A table's changes of a row apply to its method only.
+    divided by that of the reference. Changes in a table's row do not apply to the reference.
     """
 
     settings = SpeedSettings
