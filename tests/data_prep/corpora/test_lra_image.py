@@ -5,7 +5,6 @@ import os
 import pickle
 
 import numpy as np
-import pytest
 from small_corpora import SPLITS, classified, error_of, prepare, write_files, write_tar
 from support.image_files import encode_image
 
