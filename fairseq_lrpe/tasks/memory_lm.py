@@ -124,7 +124,7 @@ class MemoryLMTask(LanguageModelingTask):
                 raise UserError("--memory state includes all previous positions: omit --memory-length")
             for name in ("same_length", "clamp_length"):
                 if getattr(args, name) and not args.memory_length:
-                    remedy = "pass --memory-length, too"
+                    remedy = "omit it" if args.memory == "state" else "pass --memory-length, too"
                     raise UserError(f"--{name.replace('_', '-')} requires a hidden memory: {remedy}")
         return super().setup_task(args, **kwargs)
 

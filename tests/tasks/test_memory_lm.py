@@ -188,6 +188,7 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
     ("--arch linear_lm_spe --memory state --memory-length 0", "spe cannot shift the positions"),
     ("--arch linear_lm_selective_rope --memory state --memory-length 0", "selective_rope cannot shift"),
     ("--arch linear_lm_rope --same-length", "--same-length requires softmax attention"),
+    ("--memory state --memory-length 0 --same-length", "--same-length requires a hidden memory: omit it"),
     ("--clamp-length 5", "--clamp-length is not supported by rope"),
     ("--arch softmax_lm_tupe_r", "tupe uses absolute positions"),
     ("--token-positions learned", "learned token positions restart in each segment"),
