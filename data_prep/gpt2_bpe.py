@@ -37,9 +37,10 @@ def provide(folder: Path, source: Path | None = None, types: int | None = None) 
 
 
 def first_types(contents: dict[str, bytes], types: int) -> dict[str, bytes]:
-    """Returns the contents {name: content} of the BPE files with the first ``types`` types.
+    """Returns the BPE files {name: content}, limited to the 256 bytes and the results of the first merges.
 
-    encoder.json remains complete, since types without a merge do not occur.
+    ``types`` is the number of types. Only vocab.bpe and dict.txt become shorter; encoder.json does not, because
+    the encoder never returns a type whose merge is removed.
     """
     version, *merges = contents["vocab.bpe"].splitlines(keepends=True)
     if types > BYTES + len(merges):

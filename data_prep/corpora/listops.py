@@ -84,12 +84,13 @@ def expression_of(line: str) -> tuple[np.ndarray, int]:
 
 
 def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int) -> list[tuple[bytes, int]]:
-    """Draws BATCH expressions and returns (indices into SYMBOLS as bytes, value) of those of a valid length.
+    """Draws BATCH expressions and returns (indices into SYMBOLS as bytes, value) of each one that is kept.
 
-    They have more than ``shortest`` and fewer than ``longest`` tokens, and depend on the seed and the stream.
+    Expressions with more than ``shortest`` and fewer than ``longest`` tokens are kept.
 
-    All expressions are drawn at once, level by level. One random number n < 1440 determines a node: if
-    n < 360, it is the operator n % 4 with 2 + n // 40 arguments, otherwise the digit n % 10.
+    All expressions are drawn at once, level by level. A random number n < 1440 determines each node: if
+    n < 360 and the node is not at the maximum ``depth``, it is the operator n % 4 with 2 + n // 40 arguments,
+    otherwise the digit n % 10.
     """
     bits = np.random.Philox(key=np.array([seed % 2**64, stream], np.uint64))
     half = np.uint64(32)

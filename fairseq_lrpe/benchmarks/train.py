@@ -77,7 +77,8 @@ def family_of(arch: str) -> Family:
     for model, family in FAMILIES.items():
         if issubclass(models.ARCH_MODEL_REGISTRY[arch], model):
             return family
-    raise UserError(f"{arch} cannot be measured: choose a model of one of fairseq-lrpe's families")
+    known = "lm, roberta, transformer, classifier or vit"
+    raise UserError(f"{arch} cannot be measured: choose an architecture of the family {known}")
 
 
 def sizes(family: Family, args: Namespace) -> Namespace:

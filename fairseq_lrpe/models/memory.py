@@ -91,7 +91,10 @@ class Memory:
 
 
 def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
-    """Returns the memory that the flags select, or None; raises a UserError if the model cannot use it."""
+    """Returns the memory that the flags select, or None, and sets up the decoder's attention for it.
+
+    Raises a UserError if the model does not support the memory.
+    """
     state = task.memory == "state"
     if not (state or task.memory_length):
         return None

@@ -1,12 +1,14 @@
-"""Evaluate a language model on RoPER's synthetic problems and write the results to a JSON file.
+"""Evaluate a language model on the synthetic problem of its training and write the results to a JSON file.
 
-The file has {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question", "right", "given"}]}:
-the number of correct results and of problems, and the percentage of correct characters in answers with
-teacher forcing. Search has no questions: its file has {"measured": {"floor"}}, the lowest possible loss.
+The file of addition and index has {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question",
+"right", "given"}]}: the number of correct results and of problems, the percentage of correct answer characters
+with teacher forcing, and the generated answers. Search has no questions: its file has {"measured": {"floor"}},
+the lowest possible loss in nats per character.
 
-The file of a problem in which only answers are predicted has {"measured": {"nats", "accuracy", "exact"}}:
-the loss per answer token, and the percentages of correct answer tokens and of sequences without errors. Its
-sizes may differ from those of the training, as in
+The file of the other problems has {"measured": {"nats", "accuracy", "exact"}}: the loss per answer token in
+nats, and the percentages of correct answer tokens and of sequences without errors, with teacher forcing. For
+needle, "quarter_1" to "quarter_4" are "exact" for needles in each quarter of the text. The sizes may differ
+from those of the training, as in
 
   lrpe evaluate-synthetic checkpoint_last.pt recall.json num_items=64 min_items=64 tokens_per_sample=512
 """

@@ -93,7 +93,10 @@ def _tables(name, runs):
 
 
 def _existing_overrides(table, runs):
-    """Returns {overrides of a table's runs: (attention, method) of these runs}."""
+    """Returns {overrides: {(attention, method), ...}} of the runs that have overrides, but are rows of a table.
+
+    Overrides are a tuple of texts KEY=VALUE, without the keys that the table itself changes.
+    """
     own = {key for run in table.runs() for key, _ in run.changes}
     rows = {(run.experiment, run.attention, run.method) for run in table.runs()}
     found = {}
