@@ -39,8 +39,8 @@ def provide(folder: Path, source: Path | None = None, types: int | None = None) 
 def first_types(contents: dict[str, bytes], types: int) -> dict[str, bytes]:
     """Returns the BPE files {name: content}, limited to the 256 bytes and the results of the first merges.
 
-    ``types`` is the number of types. Only vocab.bpe and dict.txt become shorter; encoder.json does not, because
-    the encoder never returns a type whose merge is removed.
+    ``types`` is the number of types. Only vocab.bpe and dict.txt become shorter; encoder.json does not,
+    because the encoder never returns a type whose merge is removed.
     """
     version, *merges = contents["vocab.bpe"].splitlines(keepends=True)
     if types > BYTES + len(merges):

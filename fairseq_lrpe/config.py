@@ -261,8 +261,8 @@ def check_randomized_positions(cfg, encoding: Encoding) -> None:
     without = cfg.token_positions in ("none", "convolution", "rnn")
     if name == "none" and (without or getattr(cfg, "no_token_positional_embeddings", False)):
         raise UserError(
-            "--randomized-positions would change nothing, because the model has neither an encoding nor token "
-            "positions that use positions: pass --encoding, or --token-positions sinusoidal"
+            "--randomized-positions would change nothing, because the model has neither an encoding nor "
+            "token positions that use positions: pass --encoding, or --token-positions sinusoidal"
         )
     if name == "tupe" and encoding.cls:
         raise UserError(

@@ -64,8 +64,8 @@ def is_requested(args: Namespace) -> bool:
 def run_on_cluster(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
     """Submits the runs, or shows their states, or cancels their jobs, and returns error messages.
 
-    The messages are about runs that cannot start (``jobs_with_data``) and, with --wait, about runs that are not
-    finished after all jobs have ended.
+    The messages are about runs that cannot start (``jobs_with_data``) and, with --wait, about runs that are
+    not finished after all jobs have ended.
     """
     if args.status:
         print_status(jobs)

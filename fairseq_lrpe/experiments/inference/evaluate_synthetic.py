@@ -1,9 +1,9 @@
 """Evaluate a language model on the synthetic problem of its training and write the results to a JSON file.
 
 The file of addition and index has {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question",
-"right", "given"}]}: the number of correct results and of problems, the percentage of correct answer characters
-with teacher forcing, and the generated answers. Search has no questions: its file has {"measured": {"floor"}},
-the lowest possible loss in nats per character.
+"right", "given"}]}: the number of correct results and of problems, the percentage of correct answer
+characters with teacher forcing, and the generated answers. Search has no questions: its file has
+{"measured": {"floor"}}, the lowest possible loss in nats per character.
 
 The file of the other problems has {"measured": {"nats", "accuracy", "exact"}}: the loss per answer token in
 nats, and the percentages of correct answer tokens and of sequences without errors, with teacher forcing. For

@@ -93,7 +93,7 @@ def _tables(name, runs):
 
 
 def _existing_overrides(table, runs):
-    """Returns {overrides: {(attention, method), ...}} of the runs that have overrides, but are rows of a table.
+    """Returns {overrides: {(attention, method), ...}} of runs of a table's rows with overrides.
 
     Overrides are a tuple of texts KEY=VALUE, without the keys that the table itself changes.
     """

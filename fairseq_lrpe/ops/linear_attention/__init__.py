@@ -109,8 +109,8 @@ def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
     if causal and q.size(-2) > k.size(-2):
         raise ValueError(
             f"causal linear attention needs at least as many keys as queries, got {k.size(-2)} keys and "
-            f"{q.size(-2)} queries: k must have a key at the position of each query; `state` can only replace "
-            "the keys before them"
+            f"{q.size(-2)} queries: k must have a key at the position of each query; `state` can only "
+            "replace the keys before them"
         )
     (batch, heads, _, d), keys, dv = q.shape, k.size(2), v.size(3)
     expected = {
