@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from fairseq_lrpe.encodings import Context, Encoding, build_encoding
 from fairseq_lrpe.ops.float64 import to_float64
@@ -21,7 +20,8 @@ class AttentionState(NamedTuple):
     """State of incremental decoding, which represents all previous positions.
 
     Attributes:
-        past: cached keys and values in softmax attention, sums in linear attention; None at the start.
+        past: cached keys and values in softmax attention; in linear attention, sums, or keys and values while
+            these are few; and the ``order`` in which the next call reads their rows. None at the start.
         length: number of previous positions.
         inputs: last inputs (B, left_context, E), or None if the encoding has no ``input_features``.
         feature_sum: sum (B, H, 1, F) of the ``input_features`` of all previous positions, or None likewise.
@@ -172,9 +172,15 @@ class SelfAttention(nn.Module):
         return o.transpose(1, 2).flatten(2)
 
     def reorder_state(self, state: AttentionState, order: Tensor) -> AttentionState:
-        """Returns the state whose batch row i is row ``order[i]`` of the given state."""
+        """Returns the state whose batch row i is row ``order[i]`` of the given state.
+
+        Keys and sums are copied in the next call, which appends to them.
+        """
+        past, length, *rest = state
         # Sums in float64 are on the CPU if the device has no float64.
-        return tree_map_only(torch.Tensor, lambda x: x.index_select(0, order.to(x.device)), state)
+        rest = (x if x is None else select_rows(x, order.to(x.device)) for x in rest)
+        order = order if past["order"] is None else past["order"].index_select(0, order)
+        return AttentionState({**past, "order": order}, length, *rest)
 
     def restart_positions(self, state: AttentionState) -> AttentionState:
         """Returns the state with all previous positions shifted, so that the next position is 0.
@@ -206,6 +212,24 @@ class SelfAttention(nn.Module):
         if padding is not None:
             features = features.masked_fill(padding[:, None, :, None], 0.0)
         return features, x[:, x.size(1) - length :]
+
+
+def select_rows(x: Tensor | None, order: Tensor | None) -> Tensor | None:
+    """Returns the rows ``order`` of x, or x if one of them is None, or if there is a single row."""
+    if x is None or order is None or len(x) == len(order) == 1:
+        return x
+    return x.index_select(0, order)
+
+
+def append_rows(past: Tensor, order: Tensor | None, new: Tensor) -> Tensor:
+    """Returns (B', H, n + L, d), which is ``past`` (B, H, n, d) in row order ``order``, then ``new``."""
+    if order is None or past.requires_grad or new.requires_grad:
+        return torch.cat([select_rows(past, order), new], dim=2)
+    length = past.size(2)
+    out = new.new_empty(*new.shape[:2], length + new.size(2), new.size(3))
+    torch.index_select(past, 0, order, out=out[:, :, :length])
+    out[:, :, length:] = new
+    return out
 
 
 def _check_encoding(encoding, num_heads, head_dim, causal, options):

@@ -1,11 +1,13 @@
 """Linear attention with a positional encoding."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention
+from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention, append_rows, select_rows
 from fairseq_lrpe.encodings import Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
@@ -24,12 +26,40 @@ _EPS = 1e-6
 MAX_FLOAT16_OUTPUT = 2.0**10
 """Largest output of a float16 model, far below 2^16 so that the output projection's sums do not overflow."""
 
+_MAX_KEY_STATE_SIZE = 1.5
+"""Maximum size of a :class:`KeyState`, relative to that of the sums.
+
+A step of beam search reads and writes keys and values once, and the sums twice.
+"""
+
+
+class KeyState(NamedTuple):
+    """Keys and values of all previous positions, which replace their sums until :attr:`is_small` is false.
+
+    A step then takes no more time than in softmax attention. Sums are as large as tens of keys and values.
+
+    Attributes:
+        k: encoded keys (B, H, n, d), 0 at padding.
+        v: encoded values (B, H, n, dv).
+        log_decay: decay of each key (B, H, n, 1 or d), 0 at padding; None if there is none or it is constant.
+    """
+
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor | None
+
+    @property
+    def is_small(self) -> bool:
+        length, d, dv = *self.k.shape[2:], self.v.size(3)
+        return length * (d + dv) <= _MAX_KEY_STATE_SIZE * d * dv
+
 
 class LinearAttention(SelfAttention):
     """Linear self-attention with a positional encoding (LRPE TMLR Eqs. 3 and 13).
 
     Queries and keys are mapped by the feature map ϕ and then encoded. They are not scaled by 1/√d, and there
-    is no attention dropout. The state for decoding consists of running sums and has a constant size.
+    is no attention dropout. The state for decoding consists of running sums, whose size is constant. If
+    all positions are decoded one at a time, it consists of keys and values until they are 1.5 times as large.
 
     Args:
         embed_dim: embedding dimension E.
@@ -89,21 +119,38 @@ class LinearAttention(SelfAttention):
             with no_autocast(q.device):
                 return self._attend_exp(q, k, v, context, past)
         q, k = self.feature_map(q), self.feature_map(k)
-        backend = "auto" if self.backend == "fla" and not self.training else self.backend
+        log_decay, padding = self._log_decay(context, q), context.key_padding_mask
+        options = {"causal": self.causal}
+        options["backend"] = "auto" if self.backend == "fla" and not self.training else self.backend
+        past = past or {"sums": None, "content": None, "order": None}
+        state, order, content = past["sums"], past["order"], None
+        first = state is None and return_state and self.causal and k.size(2) == 1
 
-        def run_backend(q, k, v, normalize, state):
-            options = {"log_decay": self._log_decay(context, q), "normalize": normalize, "state": state}
-            options |= {"key_padding_mask": context.key_padding_mask, "return_state": return_state}
-            result = linear_attention(q, k, v, causal=self.causal, backend=backend, **options)
+        def attend_with_sums(q, k, v, normalize, state):
+            state = None if state is None else LinearState(*(select_rows(x, order) for x in state))
+            own = {"log_decay": log_decay, "key_padding_mask": padding, "state": state}
+            result = linear_attention(
+                q, k, v, normalize=normalize, return_state=return_state, **own, **options
+            )
             return result if return_state else (result, None)
+
+        def attend_with_keys(q, k, v, normalize):
+            keys = _append_keys(state, order, k, v, log_decay, padding)
+            decay = log_decay if keys.log_decay is None else keys.log_decay
+            own = {"log_decay": decay, "return_state": not keys.is_small}
+            result = linear_attention(q, keys.k, keys.v, normalize=normalize, **own, **options)
+            return (result, keys) if keys.is_small else result
 
         def encode_and_attend(q, k, v):
             encoded = *self.encoding(q, k, context), self.encoding.encode_values(v, context)
-            o, sums = run_backend(*encoded, self.linear_norm == "denominator", past["sums"])
+            normalize = self.linear_norm == "denominator"
+            if first or isinstance(state, KeyState):
+                o, sums = attend_with_keys(*encoded, normalize)
+            else:
+                o, sums = attend_with_sums(*encoded, normalize, state)
             o = self.encoding.decode_output(o, context)
             return o if self.norm is None else self._normalize(o), sums
 
-        past, content = past or {"sums": None, "content": None}, None
         if self._recompute_encoding and k.size(2) > _MIN_CHECKPOINT_KEYS and k.requires_grad:
             o, sums = checkpoint(encode_and_attend, q, k, v, use_reentrant=False)
         else:
@@ -111,30 +158,31 @@ class LinearAttention(SelfAttention):
         if self.linear_norm == "content":
             # The sum of the weights is the output of attention if all values are 1.
             ones = v.new_ones(*v.shape[:-1], 1)
-            denominator, content = run_backend(q, k, ones, False, past["content"])
+            denominator, content = attend_with_sums(q, k, ones, False, past["content"])
             o = o / denominator.clamp(min=_EPS)
         if self.norm is None and v.dtype == torch.float16:
             o = _limit_magnitude(o)
-        return o, {"sums": sums, "content": content}
+        return o, {"sums": sums, "content": content, "order": None}
 
     def _attend_exp(self, q, k, v, context, past):
         """Computes :meth:`attend` with the feature map exp, for inputs of any size."""
         encoding = self.encoding
-        past = past or {"sums": None, "content": None, "maximum": None}
+        past = past or dict.fromkeys(("sums", "content", "maximum", "order"))
+        order = past["order"]
         unchanged = type(encoding).forward is Encoding.forward
         options = {"causal": self.causal, "log_decay": self._log_decay(context, q)}
         options["key_padding_mask"] = context.key_padding_mask
-        f = exp_features(q, k, per_feature=unchanged, maximum=past["maximum"], **options)
+        f = exp_features(q, k, per_feature=unchanged, maximum=select_rows(past["maximum"], order), **options)
         half, v = v.dtype == torch.float16, encoding.encode_values(v, context).to(f.q.dtype)
         ones = v.new_ones(*v.shape[:-1], 1)
-        sums = (
-            None if past["sums"] is None else torch.cat([past["sums"].kv, past["sums"].k_sum[..., None]], -1)
-        )
+        sums = past["sums"]
+        sums = None if sums is None else torch.cat([sums.kv, sums.k_sum[..., None]], -1)
+        sums, content = select_rows(sums, order), select_rows(past["content"], order)
         encoded, values = encoding(f.q, f.k, context), torch.cat([v, ones], dim=-1)
         o, sums = scaled_attention(*encoded, values, f.levels, self.causal, sums)
-        (o, denominator), content = o.split([v.size(-1), 1], dim=-1), None
+        o, denominator = o.split([v.size(-1), 1], dim=-1)
         if self.linear_norm == "content":
-            denominator, content = scaled_attention(f.q, f.k, ones, f.levels, self.causal, past["content"])
+            denominator, content = scaled_attention(f.q, f.k, ones, f.levels, self.causal, content)
         # The denominator of exp without maxima is e^log_scale times larger. Its lower bound is the same,
         # except where outputs would overflow. Without an encoding, the denominator is at least 1.
         bound = _EPS if unchanged else (_EPS * (-f.log_scale).exp()).clamp(min=_EPS**2)
@@ -142,7 +190,7 @@ class LinearAttention(SelfAttention):
         o = encoding.decode_output(o, context)
         o = _limit_magnitude(o) if half else o
         sums = LinearState(sums[..., :-1], sums[..., -1])
-        return o, {"sums": sums, "content": content, "maximum": f.maximum}
+        return o, {"sums": sums, "content": content, "maximum": f.maximum, "order": None}
 
     def _log_decay(self, context, q):
         """Returns the log decay. For a :class:`PositionIndex`, a constant one becomes one of each key."""
@@ -154,13 +202,36 @@ class LinearAttention(SelfAttention):
 
     @torch.no_grad()
     def restart_positions(self, state: AttentionState) -> AttentionState:
-        shift, (kv, k_sum) = state.length, state.past["sums"]
+        shift, sums = state.length, state.past["sums"]
+        if isinstance(sums, KeyState):
+            k, v, decay = sums
+            decay = self.encoding.log_decay() if decay is None else decay
+            options = {"causal": self.causal, "normalize": False, "log_decay": decay, "return_state": True}
+            _, sums = linear_attention(k[:, :, :0], k, v, **options)
+        kv, k_sum = sums
         kv = self.encoding.shift_values(self.encoding.shift_keys(kv.mT, shift).mT, shift)
         k_sum = self.encoding.shift_keys(k_sum[..., None, :], shift).squeeze(-2)
         return AttentionState({**state.past, "sums": LinearState(kv, k_sum)})
 
     def _normalize(self, o):
         return self.split_heads(self.norm(self.merge_heads(o)))
+
+
+def _append_keys(state, order, k, v, log_decay, key_padding_mask):
+    """Returns the ``KeyState`` after the rows ``order`` of ``state`` and new positions."""
+    if log_decay is not None and log_decay.dim() < 4:
+        log_decay = log_decay[..., None] if log_decay.dim() == 3 else None
+    if key_padding_mask is not None:
+        hidden = key_padding_mask[:, None, :, None]
+        k = k.masked_fill(hidden, 0.0)
+        log_decay = log_decay if log_decay is None else log_decay.masked_fill(hidden, 0.0)
+    new = KeyState(k, v, log_decay)
+    if state is None:
+        return new
+    found, expected = (len(state.k if order is None else order), state.k.size(1)), tuple(k.shape[:2])
+    if found != expected:
+        raise ValueError(f"the state has (batch, heads) {found}, not {expected}: {STATE_REMEDY}")
+    return KeyState(*(x if x is None else append_rows(x, order, y) for x, y in zip(state, new, strict=True)))
 
 
 def _limit_magnitude(o):

@@ -4,10 +4,9 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention
+from fairseq_lrpe.attention.base import STATE_REMEDY, SelfAttention, append_rows, select_rows
 from fairseq_lrpe.encodings import Encoding, prepare_scores
 
 _CAUSAL_BLOCK_SIZE = 128
@@ -76,12 +75,10 @@ class SoftmaxAttention(SelfAttention):
         if past is not None:
             _check_past(past, q, context.k_offset)
             order, past_mask = past["order"], past["key_padding_mask"]
-            if order is not None and past_mask is not None:
-                past_mask = past_mask.index_select(0, order)
-            mask = _concat_masks(past_mask, context.key_padding_mask, context.k_offset, k)
+            mask = _concat_masks(select_rows(past_mask, order), context.key_padding_mask, context.k_offset, k)
             context = context._replace(key_padding_mask=mask)
-            k, v = _append(past["k"], order, k), _append(past["v"], order, v)
-            decay = _append(past["log_decay"], order, decay) if varies else decay
+            k, v = append_rows(past["k"], order, k), append_rows(past["v"], order, v)
+            decay = append_rows(past["log_decay"], order, decay) if varies else decay
         state = {"v": v, "log_decay": decay if varies else None, "order": None}
         context = context._replace(log_decay=decay.squeeze(-1) if varies else decay)
 
@@ -109,14 +106,6 @@ class SoftmaxAttention(SelfAttention):
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1] or [v[:, :, :0]], dim=2)
         state["k"] = self.encoding.cached_keys(k, context) if return_state else k
         return o, {**state, "key_padding_mask": context.key_padding_mask}
-
-    def reorder_state(self, state: AttentionState, order: Tensor) -> AttentionState:
-        """Returns the state whose batch row i is row ``order[i]``; the next call copies the keys."""
-        past, *rest = state
-        rest = super().reorder_state(rest, order)
-        if past["order"] is not None:
-            order = past["order"].index_select(0, order)
-        return AttentionState({**past, "order": order}, *rest)
 
     def _attend_block(self, q, k, v, context):
         """Returns the output for a block of queries; keys start at position 0."""
@@ -185,19 +174,6 @@ def _masked_softmax(scores):
 def _matmul(a, b):
     # torch multiplies the many small matrices of a decoding step far slower with four dimensions than three.
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
-
-
-def _append(past, order, new):
-    """Returns (B', H, n + L, d), which is ``past`` (B, H, n, d) in row order ``order``, then ``new``."""
-    if order is None:
-        return torch.cat([past, new], dim=2)
-    if past.requires_grad or new.requires_grad:
-        return torch.cat([past.index_select(0, order), new], dim=2)
-    length = past.size(2)
-    out = new.new_empty(*new.shape[:2], length + new.size(2), new.size(3))
-    torch.index_select(past, 0, order, out=out[:, :, :length])
-    out[:, :, length:] = new
-    return out
 
 
 def _concat_masks(past, new, past_length, k):

@@ -102,6 +102,11 @@ class DecoderLayer(CustomAttentionLayer, TransformerDecoderLayerBase):
 
     memory = None
 
+    def __init__(self, *args):
+        super().__init__(*args)
+        # The decoder requests the weights of attention to the source from the layer whose weights it returns.
+        self.need_attn = False
+
     def forward(self, x, *args, **kwargs):
         if self.memory is None:
             return super().forward(x, *args, **kwargs)
@@ -277,6 +282,12 @@ class Decoder(CustomLayers, TransformerDecoderBase):
             return super().forward(prev_output_tokens, *args, **kwargs)
         with self.memory.attached(segment, len(prev_output_tokens), self.training):
             return super().forward(prev_output_tokens, *args, **kwargs)
+
+    def reorder_incremental_state_scripting(self, incremental_state, new_order):
+        """Reorders the states of all modules like fairseq, which looks for the method in slower ways."""
+        for module in self.modules():
+            if hasattr(type(module), "reorder_incremental_state"):
+                module.reorder_incremental_state(incremental_state, new_order)
 
     def max_positions(self):
         """Returns the maximum number of tokens of a text, which is unlimited with a memory."""

@@ -28,7 +28,7 @@ class _Elu(torch.autograd.Function):
 def _one_plus_elu(x):
     # In half precision, 1 + (e^x - 1) would be rounded to 0 for x below -8. Operations are in-place because
     # autocast would return exp in float32.
-    return x.clamp(max=0).exp_().add_(x.clamp(min=0))
+    return x.clamp(max=0).exp_().add_(x.relu())
 
 
 def _elu(x):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.decay import finite_log_decay
-from fairseq_lrpe.ops.linear_attention.chunk import chunk
+from fairseq_lrpe.ops.linear_attention.chunk import attend_last, chunk
 from fairseq_lrpe.ops.linear_attention.fla import fla, fla_supports
 from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
@@ -91,6 +91,8 @@ def linear_attention(
             log_decay = log_decay.masked_fill(key_padding_mask[:, None, :, None], 0.0)
     with no_autocast(q.device):
         earlier = k.size(-2) - q.size(-2)
+        if causal and q.size(-2) == 1 and state is None and not return_state and backend != "reference":
+            return attend_last(q.to(dtype), k.to(dtype), v.to(dtype), log_decay, normalize, eps)
         # Earlier keys become part of the state, because all queries attend to both.
         if causal and earlier and backend != "reference":
             decay = log_decay

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
 from fairseq_lrpe.ops.linear_attention.causal import chunk_causal
-from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
+from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, decayed_keys, update_state
 from fairseq_lrpe.ops.precision import no_autocast
 from fairseq_lrpe.ops.threads import run, split
 
@@ -28,9 +28,21 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Te
     return (out, state) if args.return_state else out
 
 
+def attend_last(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, normalize: bool, eps: float
+) -> Tensor:
+    """Returns the output of one query at the position of the last key, without the sums over the keys."""
+    k = decayed_keys(k, log_decay)
+    # torch multiplies the many small matrices of a decoding step far slower with four dimensions than three.
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT)
+    out = torch.bmm(scores, v.flatten(0, 1))
+    if normalize:
+        out = out / scores.sum(-1, keepdim=True).clamp(min=eps)
+    return out.unflatten(0, q.shape[:2])
+
+
 def _attend(q, kv, k_sum, args):
     """Returns the output of queries that see all keys."""
-    # torch multiplies the many small matrices of a decoding step far slower with four dimensions than three.
     rows = q.flatten(0, 1)
     out = rows @ kv.flatten(0, 1)
     if args.normalize:

@@ -38,22 +38,23 @@ def update_state(state: LinearState | None, k: Tensor, v: Tensor, log_decay: Ten
 
     The given state and the new keys decay up to the last new key, by the ``log_decay`` of :class:`Arguments`.
     """
-    length = k.size(-2)
-    if log_decay is not None and log_decay.dim() > 2:
-        total = log_decay.sum(2)
-        if length > 1:
-            k = k * torch.exp(total[:, :, None] - log_decay.cumsum(2))
-        if state is not None:
-            state = LinearState(state.kv * total.exp()[..., None], state.k_sum * total.exp())
-    elif log_decay is not None:
-        if length > 1:
-            age = torch.arange(length - 1, -1, -1, device=k.device)
-            k = k * torch.exp(log_decay[:, None] * age[:, None])
-        if state is not None:
-            decay = torch.exp(log_decay * length)
-            state = LinearState(state.kv * decay[..., None], state.k_sum * decay)
+    length, k = k.size(-2), decayed_keys(k, log_decay)
+    if log_decay is not None and state is not None:
+        decay = torch.exp(log_decay.sum(2) if log_decay.dim() > 2 else log_decay * length)
+        state = LinearState(state.kv * decay[..., None], state.k_sum * decay)
     if length == 1 and state is not None:  # a decoding step, in which addcmul saves one pass over the state
         return LinearState(torch.addcmul(state.kv, k.mT, v), state.k_sum + k.squeeze(-2))
     # torch multiplies many small matrices far slower with four dimensions than with three.
     kv, k_sum = (k.flatten(0, 1).mT @ v.flatten(0, 1)).unflatten(0, k.shape[:2]), k.sum(-2)
     return LinearState(kv, k_sum) if state is None else LinearState(state.kv + kv, state.k_sum + k_sum)
+
+
+def decayed_keys(k: Tensor, log_decay: Tensor | None) -> Tensor:
+    """Returns the keys (B, H, L, d), decayed up to the last one."""
+    length = k.size(-2)
+    if log_decay is None or length == 1:
+        return k
+    if log_decay.dim() > 2:
+        return k * torch.exp(log_decay.sum(2, keepdim=True) - log_decay.cumsum(2))
+    age = torch.arange(length - 1, -1, -1, device=k.device)
+    return k * torch.exp(log_decay[:, None] * age[:, None])

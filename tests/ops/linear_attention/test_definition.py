@@ -105,6 +105,18 @@ def test_outputs_and_gradients_match_definition(
 
 
 @both
+@pytest.mark.parametrize("decay", [None, *DECAYS, *VARYING_DECAYS])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_one_query_without_sums(backend, decay, normalize):
+    """A decoding step with cached keys: the products with the keys replace the sums over them."""
+    inputs, padding = inputs_with_decay(1, 6, decay), random_padding(6)
+    shared = {"causal": True, "normalize": normalize}
+    expected = results(inputs, lambda **x: definition(padding=padding, **shared, **x)[0])
+    options = {"key_padding_mask": padding, "backend": backend, **shared}
+    assert_same(results(inputs, linear_attention, **options), expected)
+
+
+@both
 @pytest.mark.parametrize("eps, causal", [(1e-6, True), (0.3, True), (0.3, False)])
 def test_small_and_negative_denominators_are_clamped_at_eps(backend, eps, causal):
     inputs = random_inputs(11, 11) | {"q": randn(B, H, 11, D, seed=3), "k": randn(B, H, 11, D, seed=4)}

@@ -1,0 +1,102 @@
+"""While there are few positions, the state of linear attention contains keys and values instead of sums."""
+
+import pytest
+import torch
+from support.tensors import assert_same, randn, with_gradients
+from torch.nn.functional import pad
+from torch.utils._pytree import tree_leaves
+
+from fairseq_lrpe.attention import LinearAttention
+from fairseq_lrpe.attention.linear import KeyState
+from fairseq_lrpe.ops.linear_attention import LinearState
+
+B, E, H = 3, 16, 2
+LENGTH = 10  # the first 6 positions are keys and values, with features twice as wide 8
+ORDERS = {1: [[2, 0, 0]], 4: [[1, 1, 2]], 5: [[0, 2, 1, 1, 0]], 8: [[1, 2, 0, 4, 4], [3, 0]]}
+"""Orders of rows that beam search requests before a step."""
+
+CASES = [  # encoding, options; there is no decay, or one of the shape
+    ("rope", {}),
+    ("lrpe", {"core": "unitary", "learn_theta": True, "linear_norm": "layernorm"}),
+    ("lrpe", {"core": "unitary", "linear_norm": "content"}),
+    ("alibi", {}),  # (H,)
+    ("alibi", {"linear_norm": "content"}),
+    ("xpos", {}),  # (1, d)
+    ("fox", {}),  # (B, H, n)
+    ("gla", {}),  # (B, H, n, d)
+    ("gla", {"linear_norm": "content"}),
+    ("roper", {}),
+]
+every = pytest.mark.parametrize("name, options", CASES)
+
+
+def build(name, **options):
+    torch.manual_seed(0)
+    return LinearAttention(E, H, name, causal=True, **options).double()
+
+
+def decode(module, tokens):
+    """Yields the output and the state of each step, and the output of the whole sequence's last position."""
+    state, x, padding = None, tokens[0][:B, :0], torch.zeros(B, 0, dtype=torch.bool)
+    for i, token in enumerate(tokens):
+        for order in map(torch.tensor, ORDERS.get(i, [])):
+            state, x, padding = module.reorder_state(state, order), x[order], padding[order]
+        x, padding = torch.cat([x, token[: len(x)]], dim=1), pad(padding, (0, 1))
+        padding[0, -1] = i % 3 == 1
+        mask = padding[:, -1:] if i % 3 == 1 else None
+        module.backend = "chunk"
+        out, state = module(x[:, -1:], key_padding_mask=mask, state=state, return_state=True)
+        module.backend = "reference"
+        yield out, state, module(x, key_padding_mask=padding)[:, -1:]
+
+
+@every
+def test_steps_match_definition(name, options):
+    """Outputs and gradients across the step in which keys become sums, with padding and reordered rows."""
+    module = build(name, **options)
+    tokens = [randn(5, 1, E, seed=i).requires_grad_() for i in range(LENGTH)]
+    outputs, states, _ = zip(*decode(module, tokens), strict=True)
+    *_, expected = zip(*decode(module, tokens), strict=True)
+    kinds = [type(state.past["sums"]) for state in states]
+    assert kinds == sorted(kinds, key=[KeyState, LinearState].index) and len(set(kinds)) == 2
+    leaves = [*tokens, *module.parameters()]
+    assert_same(with_gradients(outputs, leaves), with_gradients(expected, leaves))
+
+
+@every
+@torch.no_grad()
+def test_size_of_the_state(name, options):
+    module = build(name, **options)
+    sizes = []
+    for out, state, _ in decode(module, [randn(5, 1, E, seed=i) for i in range(2 * LENGTH)]):
+        numbers = sum(x.numel() for x in tree_leaves(state.past) if torch.is_tensor(x))
+        sizes.append(numbers / len(out))
+    assert len(set(sizes[LENGTH:])) == 1
+    decays = 1.5 if name == "gla" else 1  # are stored with the keys
+    assert max(sizes) <= 1.5 * decays * sizes[-1]
+
+
+@pytest.mark.parametrize("name", ["rope", "lrpe", "alibi", "per", "fox", "gla"])
+@torch.no_grad()
+def test_keys_and_sums_continue_alike(name):
+    """After steps and after a prompt; positions are restarted, or several positions follow."""
+    module, x = build(name), randn(B, 6, E)
+    _, prompt = module(x[:, :3], return_state=True)
+    steps = None
+    for token in x[:, :3].split(1, dim=1):
+        _, steps = module(token, state=steps, return_state=True)
+    assert isinstance(steps.past["sums"], KeyState) and isinstance(prompt.past["sums"], LinearState)
+    order = torch.tensor([2, 0])
+    steps, prompt = (module.reorder_state(state, order) for state in (steps, prompt))
+    for start in (lambda state: state, module.restart_positions):
+        found, expected = (module(x[order, 3:], state=start(s), return_state=True) for s in (steps, prompt))
+        assert_same(found[0], expected[0])
+        assert_same(*(module(x[order, :1], state=state)[0] for _, state in (found, expected)))
+
+
+def test_states_of_another_batch():
+    module, x = build("rope"), randn(B, 1, E)
+    _, state = module(x[:2], return_state=True)
+    for wrong in (state, module.reorder_state(state, torch.tensor([0]))):
+        with pytest.raises(ValueError, match="the state has"):
+            module(x, state=wrong)
