@@ -80,7 +80,7 @@ def test_decoder_layer_trains(attention):
     layer.self_attn = attention(E, H, "rope", causal=True)
     x = torch.randn(B, L, E, requires_grad=True)
     out = layer(x, torch.randn(B, 4, E), tgt_mask=nn.Transformer.generate_square_subsequent_mask(L))
-    [gradient] = torch.autograd.grad(out[:, 2].sum(), x, retain_graph=True)
+    [gradient] = torch.autograd.grad((out[:, 2] @ torch.randn(E)).sum(), x, retain_graph=True)
     assert gradient[:, 3:].eq(0).all() and gradient[:, :3].ne(0).any()
     out.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
