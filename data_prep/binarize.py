@@ -1,4 +1,4 @@
-"""Finds the text files of each split and binarizes them with fairseq-preprocess."""
+"""Finds and concatenates the text files of splits, and binarizes them with fairseq-preprocess."""
 
 import codecs
 import os
@@ -22,7 +22,7 @@ def splits_in(folder: Path, ending: str) -> list[str]:
 
 
 def concatenate(files: Iterable[Path], target: Path) -> None:
-    """Concatenates non-empty text files, drops byte order marks, and adds missing newlines at their ends."""
+    """Joins non-empty UTF-8 files in ``target``, without byte order marks, each with a newline at its end."""
     with target.open("wb") as out:
         for file in files:
             with file.open("rb") as text:
@@ -35,13 +35,13 @@ def concatenate(files: Iterable[Path], target: Path) -> None:
 
 
 def preprocess(texts: dict, folder: Path, log: Path, *flags, workers: int = 1) -> None:
-    """Binarizes texts with fairseq-preprocess; parallel text requires ``flags`` such as --source-lang.
+    """Binarizes texts with fairseq-preprocess.
 
     Args:
         texts: {split: path of the text, or list of paths}. Paths of parallel text omit the language's suffix.
         folder: Output folder.
         log: Log file, to which the output of fairseq-preprocess is appended.
-        flags: Further flags of fairseq-preprocess.
+        flags: Further flags of fairseq-preprocess: --only-source, or --source-lang and --target-lang.
         workers: Number of worker processes.
     """
     print(f"Binarizing {folder.name.removesuffix('.part')}", flush=True)

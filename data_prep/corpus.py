@@ -35,7 +35,7 @@ class Corpus:
         metavar: Name of the value of --from in --help; with "FOLDER", files are rejected.
         task: The fairseq task that reads the binarized data.
         options: {option: arguments of argparse's add_argument}.
-        unrecorded: Options that do not affect the data, so that they may differ in a later run.
+        unrecorded: Options that do not affect the data, and ``source``, which is recorded as "from".
     """
 
     accepts: str
@@ -55,7 +55,7 @@ class Corpus:
         """Raises UserError if the options cannot be used together, or with this source."""
 
     def archive(self, args: Namespace) -> Path:
-        """Returns a folder: the one given by --from, or the content of the given or published archive."""
+        """Returns the folder given by --from, or OUT/unpacked with the given or the downloaded archive."""
         source = args.source or fetch(args.out / self.facts["archive"], self.facts)
         return unpacked(source, args.out / "unpacked")
 
@@ -76,7 +76,7 @@ class Corpus:
         raise NotImplementedError
 
     def record(self, args: Namespace) -> dict:
-        """Returns {option: value} of all options that affect the data, with absolute paths."""
+        """Returns {option: value} of all options that affect the data, and "from", with absolute paths."""
         values = {name: value for name, value in vars(args).items() if name not in self.unrecorded}
         paths = {name: os.path.realpath(x) for name, x in values.items() if isinstance(x, Path)}
         return {"from": args.source and os.path.realpath(args.source), **values, **paths}
@@ -103,7 +103,7 @@ def recorded_folder(folder: Path, record: dict) -> Iterator[Path]:
 
 
 def check_record(folder: Path, record: dict) -> None:
-    """Raises UserError if ``folder`` was not made by this command with the options in ``record``."""
+    """Raises UserError if ``folder`` exists, but was not made by this command with these options."""
     file = folder / RECORD
     if file.is_file():
         for name, value in json.loads(file.read_text()).items():

@@ -53,7 +53,7 @@ def fetch(dest: Path, facts: dict, copy: Path | None = None) -> Path:
     An incomplete ``dest``.part is resumed.
 
     Raises:
-        UserError: If the copy differs from the published file, or no mirror provides it.
+        UserError: If the copy is missing or differs from the published file, or no mirror provides it.
     """
     if copy:
         if not copy.is_file():
@@ -120,7 +120,7 @@ def _download(part, url, size):
 
 
 def unpacked(source: Path, folder: Path) -> Path:
-    """Returns ``source`` if it is a folder; unpacks a zip or tar archive into ``folder`` and returns that.
+    """Returns ``source`` if it is a folder; else replaces ``folder`` by the unpacked archive and returns it.
 
     Raises:
         UserError: If the archive is damaged or has files outside of its folder.
@@ -156,7 +156,7 @@ def check_member(member: tarfile.TarInfo, folder: Path) -> None:
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
-    """Yields (path, offset, size) of each file in a tar archive and in the tar archives inside it.
+    """Yields (path, offset, size) of each visible file in a tar archive and in the tar archives inside it.
 
     Offset and size are in bytes, in ``archive``. The archive must not be compressed.
     """

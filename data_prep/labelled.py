@@ -1,4 +1,4 @@
-"""Base classes of labelled corpora, and the files that the task ``classification`` reads."""
+"""Base classes of labeled corpora, and functions that write the files of their binarized data."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ Row = TypeVar("Row")
 
 
 class Labelled(Corpus):
-    """Base class of corpora for the task ``classification``.
+    """Base class of corpora for the tasks ``classification`` and ``image_classification``.
 
     ``types`` are the symbols of the dictionary without fairseq's special ones, ``labels`` the names of the
     classes, and ``unreadable`` the path and reason of each image that cannot be decoded.
@@ -72,7 +72,7 @@ class Labelled(Corpus):
                 yield row
         if 2 * (count := len(self.unreadable) - before) > total:
             example = f"for example {self.unreadable[-1]}"
-            raise UserError(f"{count:,} of {total:,} images are unreadable, {example}")
+            raise UserError(f"{count:,} of {total:,} images are unreadable, {example}; repair or remove them")
 
     def write_unreadable(self, folder: Path) -> None:
         if self.unreadable:

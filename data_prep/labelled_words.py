@@ -1,4 +1,4 @@
-"""Base class of word-level corpora of labelled texts or pairs of texts.
+"""Base class of word-level corpora of labeled texts or pairs of texts.
 
 OUT/text contains the raw texts and their Penn Treebank tokens, and OUT/bin contains the word indices. The
 vocabulary consists of the words that occur more than three times in the training set. With --vectors, it is

@@ -20,7 +20,7 @@ _function = None  # the function that this worker process applies
 
 
 def progress(iterable: Iterable | None, description: str, unit: str = "B", **options) -> tqdm:
-    """Returns a tqdm progress bar for a terminal, which disappears at the end."""
+    """Returns a tqdm progress bar that is shown in a terminal only and disappears at the end."""
     options = {"unit": unit, "unit_scale": unit == "B", **options}
     return tqdm(iterable, description, disable=None, leave=False, delay=DELAY, **options)
 
@@ -28,7 +28,7 @@ def progress(iterable: Iterable | None, description: str, unit: str = "B", **opt
 def ordered_map(function: Callable, items: Iterable, workers: int, chunk: int = 1) -> Iterator:
     """Yields ``function(item)`` in the order of ``items``, computed by ``workers`` processes.
 
-    A task consists of ``chunk`` items. Only a few tasks are read ahead, so ``items`` may be infinite.
+    A process gets ``chunk`` items at a time. Only a few chunks are read ahead, so ``items`` may be infinite.
     """
     items = iter(items)
     with ProcessPoolExecutor(workers, initializer=_start, initargs=(function, die_with_parent())) as pool:

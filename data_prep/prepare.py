@@ -85,7 +85,7 @@ def parser(corpus: Corpus) -> ArgumentParser:
 
 
 def check_source(corpus: Corpus, args: Namespace) -> None:
-    """Raises UserError if --from is missing, does not exist, or is not a folder, or --out has a comma."""
+    """Raises UserError if --from is required but omitted, is not an accepted path, or --out has a comma."""
     source, takes = args.source, f"--from takes {corpus.accepts}"
     if source is None and CORPORA[corpus.name].origin == "needs --from":
         page = f" (see {corpus.facts['page']})" if "page" in corpus.facts else ""
@@ -99,7 +99,7 @@ def check_source(corpus: Corpus, args: Namespace) -> None:
 
 
 def prepare_part(corpus: Corpus, args: Namespace) -> None:
-    """Writes OUT/bin atomically, unless it exists, and removes unpacked archives."""
+    """Writes OUT/bin, unless it exists. Removes unpacked archives and, if the input is invalid, OUT/text."""
     data = args.out / "bin"
     if data.is_dir():
         print(f"already prepared: {data}")

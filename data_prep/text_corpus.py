@@ -28,7 +28,7 @@ class TextCorpus(Corpus):
     """Running text in words, separated by spaces; OUT/text has train.txt, valid.txt and possibly test.txt.
 
     Attributes:
-        suffix: Suffix of the files in OUT/text with the units that :meth:`encoder` returns.
+        suffix: Suffix of the files in OUT/text in which :meth:`encoder` has split the lines into units.
     """
 
     accepts = "a folder with train.txt, valid.txt and test.txt in UTF-8"
@@ -136,7 +136,7 @@ def learn_pieces(types: int, text: Path) -> bytes:
         )
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
-        remedy = "use more text or fewer pieces"
+        remedy = "increase --sentencepiece, or use more text"
         raise UserError(f"SentencePiece cannot learn {types:,} pieces ({reason}): {remedy}") from None
     return model.getvalue()
 
@@ -158,11 +158,11 @@ def write_dataset(
 ) -> None:
     """Writes the column "text" of a dataset on the Hugging Face hub to train.txt, valid.txt and test.txt.
 
-    Row i of n belongs to the split ``split(i, n)``, and is written as ``text(row)``.
+    Row i of n belongs to the split ``split(i, n)``, and its value x is written as ``text(x)``.
 
     Args:
         facts: The entry in sources.yaml: the name of the ``dataset``, the ``name`` of its configuration if it
-            has several, the ``revision``, and the expected number of ``rows``.
+            has several, the ``revision``, and the number of ``rows``; if it differs, both are printed.
     """
     try:
         from datasets import load_dataset

@@ -52,6 +52,6 @@ def usable_rows(
     if broken > kept or (broken and required):
         raise UserError(f"{name} {first}; {broken:,} broken lines in total: correct them")
     if not kept:
-        raise UserError(f"{name} has no rows")
+        raise UserError(f"{name} has no rows: expected at least one")
     if broken:
         print(f"{name}: left out {broken:,} of {kept + broken:,} rows: {first}", flush=True)

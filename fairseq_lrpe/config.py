@@ -29,7 +29,7 @@ TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two
 def flag(default, help: str) -> Field:
     """Returns a dataclass field that fairseq turns into a command-line flag.
 
-    The type of an optional flag has to be ``Optional[str]``, because fairseq does not support ``str | None``.
+    Write the type of an optional flag as ``Optional[str]``, because fairseq does not support ``str | None``.
     """
     return field(default=default, metadata={"help": help})
 
@@ -41,7 +41,10 @@ def option_flag(encoding: str, option: str) -> str:
 
 @dataclass
 class _SharedConfig(FairseqDataclass):
-    attention: str = flag("linear", f"kind of self-attention: {', '.join(ATTENTIONS)}")
+    attention: str = flag(
+        "linear",
+        f"kind of self-attention: {', '.join(ATTENTIONS)} (in translation models, only that of the encoder)",
+    )
     encoding: str = flag("none", f"positional encoding inside attention: {', '.join(ENCODINGS)}")
     linear_norm: str = flag(
         "denominator",
@@ -154,7 +157,7 @@ def with_defaults(config: type, **defaults) -> type:
 
 
 PLACEMENT_FLAGS = ("encoder_attention", "decoder_attention", "encoding_in", "image_positions")
-"""Flags of some model families that select the parts or positions to which PositionConfig applies."""
+"""Flags of some families that select a part's attention, the parts with an encoding, or patch positions."""
 
 
 def has_flag(cfg, name: str) -> bool:
@@ -191,7 +194,7 @@ def method_flags(cfg) -> dict:
 
 
 def check_position(cfg, embed_dim: int, num_heads: int) -> None:
-    """Raises a UserError if flags of attention and positions are invalid or heads do not divide the width."""
+    """Raises a UserError for invalid flags, or if ``embed_dim`` is not a multiple of ``num_heads``."""
     for name, choices in (
         ("attention", ATTENTIONS),
         ("encoding", ENCODINGS),
@@ -207,11 +210,13 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
         decomposable = [name for name, cls in ENCODINGS.items() if cls.decomposable]
         raise UserError(
             f"encoding {cfg.encoding!r} needs the score matrix, which linear attention does not compute: "
-            f"use softmax attention (--attention softmax), or one of the encodings {', '.join(decomposable)}"
+            "use softmax attention (--attention softmax, and in a translation model's decoder "
+            f"--decoder-attention softmax), or one of the encodings {', '.join(decomposable)}"
         )
     if num_heads < 1 or embed_dim % num_heads:
         raise UserError(
-            f"the embedding dimension {embed_dim} is not divisible by {num_heads} attention heads: change one"
+            f"the number of attention heads must divide the embedding dimension {embed_dim} and be positive, "
+            f"not {num_heads}: change one of them"
         )
 
 
@@ -255,14 +260,15 @@ def check_randomized_positions(cfg, encoding: Encoding) -> None:
     name, omit = encoding.name, "omit it, or --randomized-positions"
     if encoding.left_context is not None or name in ("cope", "stick_breaking"):
         raise UserError(
-            f"the encoding {name} depends on the input instead of positions: use another encoding, or omit "
-            "--randomized-positions"
+            f"--randomized-positions does not support the encoding {name}, which accumulates values that "
+            "depend on the input from token to token: omit it, or use another encoding"
         )
     without = cfg.token_positions in ("none", "convolution", "rnn")
     if name == "none" and (without or getattr(cfg, "no_token_positional_embeddings", False)):
         raise UserError(
             "--randomized-positions would change nothing, because the model has neither an encoding nor "
-            "token positions that use positions: pass --encoding, or --token-positions sinusoidal"
+            "token positions that use positions: pass --encoding, or --token-positions sinusoidal without "
+            "--no-token-positional-embeddings"
         )
     if name == "tupe" and encoding.cls:
         raise UserError(

@@ -173,7 +173,7 @@ FAIRSEQ_ARCHITECTURES = {"lm": "transformer_lm", "roberta": "roberta", "transfor
 
 
 def architecture(attention: str, family: str, method: str) -> str:
-    """Returns the value of --arch; raises a UserError if the family does not have the method."""
+    """Returns the value of --arch; raises a UserError if the family does not support the method."""
     if method == "fairseq" and family not in FAIRSEQ_ARCHITECTURES:
         raise UserError(
             f"the method 'fairseq' does not exist for the family {family!r}: choose another method; {LISTING}"

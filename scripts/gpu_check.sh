@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs on a GPU what needs one: tests, benchmarks, and tables at the scale for one GPU.
+# Runs what needs a GPU: tests, benchmarks, and tables that one GPU can train.
 # Logs are written to results/gpu_check, or to the folder that is given:
 #   bash scripts/gpu_check.sh [FOLDER]
-# Each step continues if another one fails. The same command skips finished steps, and resumes trainings.
+# A failed step does not stop the others. The same command skips finished steps, and resumes trainings.
 set -uo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 cd "$root"

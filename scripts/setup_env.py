@@ -32,7 +32,8 @@ def choose_version(current):
     is_old = all(5 <= capability <= 9 and driver >= 525 for capability, driver, _ in gpus)
     if is_new or is_old:
         return NAMES["cu126"] if is_old and (current == NAMES["cu126"] or not is_new) else TORCH
-    raise RuntimeError(f"no build of torch {TORCH} supports {gpus}: select one with --torch")
+    found = f"{gpus} (compute capability, driver, name)"
+    raise RuntimeError(f"no build of torch {TORCH} supports {found}: update the driver or pass --torch")
 
 
 def pip(*arguments, check=True):
@@ -88,7 +89,7 @@ def main():
         raise RuntimeError(f"{ENV} is not a virtual environment of this Python: deactivate or remove it")
     version = requested or choose_version(current)
     if is_users and current not in (None, version):
-        raise RuntimeError(f"{ENV} has torch {current} instead of {version}: deactivate it")
+        raise RuntimeError(f"{ENV} has torch {current} instead of {version}: deactivate this environment")
     print(f"torch {version} in {ENV}")
     if not options.dry_run:
         setup(requested, version, current)

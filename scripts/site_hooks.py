@@ -40,7 +40,7 @@ def on_page_markdown(markdown, page, **_):
 
 
 class Docstrings(Extension):
-    """Turns cross-references in docstrings into links, and adds their options' help to encodings."""
+    """Turns cross-references in docstrings into links, and adds an encoding's options to its docstring."""
 
     def on_object(self, *, obj, **_):
         if obj.docstring:

@@ -121,15 +121,15 @@ class GlueWords(Tasks, LabelledWords):
 
 
 def columns(task: Task, split: str) -> list[str]:
-    """Returns the names of the columns that :func:`rows` yields; each is written to a folder of this name."""
+    """Returns the names of the columns that :func:`rows` yields: input0, input1 of pairs, label if known."""
     inputs = [f"input{i}" for i in range(len(task.sentences))]
     return [*inputs, "label"] if split in task.labelled else inputs
 
 
 def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterator:
-    """Yields [sentence ..., label] of the first ``limit`` rows, or [sentence ...] in unlabelled splits.
+    """Yields [sentence ..., label] of the first ``limit`` intact rows, or [sentence ...] in unlabeled splits.
 
-    Broken rows are left out. Unlabelled splits must not have broken rows, because predictions are submitted
+    Broken rows are left out. In an unlabeled split, they raise a UserError, because predictions are submitted
     for all rows.
     """
     if not path.is_file():
@@ -167,7 +167,7 @@ def label(field: str, task: Task) -> str | float:
 
 
 def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:
-    """Writes MRPC's TSV files to ``folder``; the training rows with an ID in ``dev_ids`` form the dev set."""
+    """Writes MRPC's TSV files to ``folder``; training rows whose IDs are in ``dev_ids`` form dev.tsv."""
     ids = {tuple(line.split()) for line in dev_ids.read_bytes().splitlines()}
     with train.open("rb") as file:
         header, *rest = file

@@ -1,4 +1,4 @@
-"""Labelled images such as ImageNet (Deng et al. 2009) in class folders or the archives of ILSVRC 2012."""
+"""Labeled images such as ImageNet (Deng et al. 2009) in class folders or the archives of ILSVRC 2012."""
 
 import io
 import tarfile
@@ -56,16 +56,16 @@ ImageFiles = dict[str, list[ImageFile]]
 
 
 class ClassFolders(Labelled):
-    """Labelled images, for the task ``image_classification``.
+    """Labeled images, for the task ``image_classification``.
 
-    They are read from a folder with {train,valid,test}/CLASS/*.jpg or other images (valid may be named val or
-    validation), or from an archive of such a folder. The class is the name of the folder inside the split's
-    folder. Without valid, the last tenth of the training images is used for validation. --train-rows N uses
-    the first N training images. For both purposes, images are first sorted by name and interleaved by class,
-    so that the proportions of the classes are kept.
+    They are read from a folder with {train,valid,test}/CLASS/*.jpg or other images (valid may be named val,
+    validation or dev), or from an archive of such a folder. The class is the name of the folder inside the
+    split's folder. Without valid, the last tenth of the training images is used for validation. --train-rows
+    N uses the first N training images. For both purposes, images are first sorted by name and interleaved by
+    class, so that classes with equal numbers of images have equal shares of both parts.
 
-    Image files are stored unchanged, or with --shorter-side N as smaller JPEG files, which are decoded
-    faster. Each is decoded once; unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
+    Image files are stored unchanged; with --shorter-side N, larger ones are stored as smaller JPEG files,
+    which are decoded faster. Unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
     """
 
     metavar = "FILE_OR_FOLDER"
@@ -118,7 +118,7 @@ class ClassFolders(Labelled):
 
 
 class ImageNet(ClassFolders):
-    """ImageNet (Deng et al. 2009) or other labelled images, for the task ``image_classification``.
+    """ImageNet (Deng et al. 2009) or other labeled images, for the task ``image_classification``.
 
     ImageNet (ILSVRC 2012) is read from a folder with the published ILSVRC2012_img_train.tar,
     ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz, which contains the validation labels. Other
@@ -136,21 +136,21 @@ class ImageNet(ClassFolders):
 
 
 def in_class_folders(folder: Path) -> ImageFiles:
-    """Returns {split: image files} of a folder, and prints what is ignored.
+    """Returns {split: image files} of a folder; prints the numbers of validation images and ignored files.
 
     The class is the name of the folder inside the split's folder, as in torchvision's ImageFolder; subfolders
     are allowed. The folders of the splits may be at any depth that is the same for all of them. Test images
     without class folders are ignored.
 
     Raises:
-        UserError: If there are no training images, one is not in a class folder, or another file may be a
-            validation image.
+        UserError: If there are no training images, one of them is not in a class folder, or no validation
+            images are found but an ignored file may be one.
     """
     files = {path.relative_to(folder).parts: path for path in visible_files(folder)}
     images = {parts for parts in files if is_image(parts[-1])}
     depths = [i for parts in images for i, part in enumerate(parts[:-1]) if split_of(part) == "train"]
     if not depths:
-        expected = f"expected train/CLASS/*.jpg, or files that end in {', '.join(SUFFIXES[1:])}"
+        expected = f"expected files train/CLASS/NAME that end in {', '.join(SUFFIXES)}"
         raise UserError(f"--from has no training images: {expected}")
     depth, found, ignored, unclear = min(depths), defaultdict(list), [], []
     for parts, path in files.items():
@@ -162,7 +162,8 @@ def in_class_folders(folder: Path) -> ImageFiles:
         if split == "valid" or (parts in images and split is None):
             unclear.append(ignored[-1])
         elif parts in images and split == "train":
-            raise UserError(f"{ignored[-1]} is not in a class folder: move it to CLASS/{parts[-1]}")
+            remedy = f"move it to {parts[depth]}/CLASS/{parts[-1]}"
+            raise UserError(f"{ignored[-1]} is not in a class folder: {remedy}")
     if "valid" in found:
         print(f"validation images: {len(found['valid']):,}; no training images are held out")
     elif unclear:
@@ -178,7 +179,7 @@ def split_of(folder: str) -> str | None:
 
 
 def interleave(images: Iterable[ImageFile]) -> list[ImageFile]:
-    """Returns the images with the first of each class by name, then the second of each class, and so on."""
+    """Returns the first image of each class by name, then the second of each class, and so on."""
     count, turns = Counter(), []
     for image in sorted(images):
         turns.append((count[image.label], image))
@@ -189,7 +190,7 @@ def interleave(images: Iterable[ImageFile]) -> list[ImageFile]:
 def with_validation(images: ImageFiles) -> ImageFiles:
     """Returns the images of each split, interleaved by class.
 
-    If there are no validation images, the last tenth of the training images is used.
+    If there are no validation images, the last tenth of the training images is used for validation only.
     """
     train, valid, test = (interleave(images.get(split, [])) for split in ("train", "valid", "test"))
     if not valid:
@@ -209,11 +210,12 @@ def check_classes(labels: dict[str, Iterable[str]]) -> None:
     for split, names in labels.items():
         if unknown := set(names) - known:
             name = f"the class {min(unknown)}, which has no training images"
-            raise UserError(f"there are {split} images of {name}: rename or remove its folder")
+            remedy = "rename or remove its folder, or use more training images"
+            raise UserError(f"there are {split} images of {name}: {remedy}")
 
 
 def ilsvrc_train(archive: Path) -> list[ImageFile]:
-    """Returns the images of ILSVRC's archive of a tar archive per class: n01440764.tar/n01440764_18.JPEG."""
+    """Returns ILSVRC's training images; the archive has one tar archive per class, such as n01440764.tar."""
     images = []
     for name, begin, size in files_of_tar(archive):
         label, file = Path(name).parts[-2:]
@@ -239,9 +241,9 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
 
 
 def read_checked(image: ImageFile, split: str, shorter_side: int | None) -> tuple[tuple[str, bytes], str]:
-    """Returns ((class, content), "") of an image, or an error instead of "" if it cannot be decoded.
+    """Returns ((class, content), "") of an image, or ((class, b""), error) if it cannot be decoded.
 
-    If the shorter side exceeds ``shorter_side``, the image is resized with the bicubic filter of training.
+    If the shorter side exceeds ``shorter_side``, the content is that of a JPEG file with this shorter side.
     """
     warnings.simplefilter("ignore")  # Pillow warns about defects that it tolerates
     try:

@@ -94,8 +94,8 @@ class RunningText(Reviews, SentencePieceCorpus):
 
     All reviews of the archive are used without their labels, also those in train/unsup if it is present. A
     line is a review without <br /> tags, and repeated reviews are left out. One of every 100 reviews is used
-    for validation and one for test; the order is that of the SHA-256 hashes of the names. The SentencePiece
-    model is learned on train.txt and saved as OUT/bin/spm.model.
+    for validation and one for test. Reviews in train come first; each part is in the order of the SHA-256
+    hashes of the names. The SentencePiece model is learned on train.txt and saved as OUT/bin/spm.model.
     """
 
     folders = (*LABELS, "unsup")

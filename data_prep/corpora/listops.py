@@ -79,7 +79,7 @@ def expression_of(line: str) -> tuple[np.ndarray, int]:
     text, _, value = line.partition("\t")
     symbols = split_expression(text)
     if not symbols or set(symbols) - set(SYMBOLS) or value not in SYMBOLS[:10]:
-        raise UserError(f"is not an expression of {' '.join(SYMBOLS)} with its value")
+        raise UserError(f"is not an expression of {' '.join(SYMBOLS)}, a tab and its value, 0 to 9")
     return np.array([SYMBOLS.index(symbol) for symbol in symbols]), int(value)
 
 

@@ -39,8 +39,8 @@ class Cifar10(Labelled):
 
     Colors are converted to grayscale by ITU-R 601, like Pillow's mode "L". The last tenth of the training
     images is used for validation, unless there are validation images. Images from a folder or an archive are
-    sorted by name and interleaved by class, so that this tenth contains the last tenth of each class.
-    Unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
+    sorted by name and interleaved by class, so that this tenth contains the last tenth of each class if all
+    classes have equally many images. Unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
     """
 
     metavar = "FILE_OR_FOLDER"

@@ -1,4 +1,4 @@
-"""Pairs of documents as bytes, labelled as related or not, for the task ``classification``."""
+"""Pairs of documents as bytes, labeled as related or not, for the task ``classification``."""
 
 import random
 import re
@@ -29,8 +29,8 @@ class Papers(Labelled):
     """Long-Range Arena's Retrieval, for ``classification``: pairs of papers of the ACL Anthology Network.
 
     The label is whether one paper cites the other. Each line of the files
-    new_aan_pairs.{train,eval,test}.tsv consists of a label, two numbers and two texts. Texts are truncated to
-    4,000 bytes, as in LRA.
+    new_aan_pairs.{train,eval,test}.tsv consists of a label, two numbers and two texts, separated by tabs.
+    Texts are truncated to 4,000 bytes, as in LRA.
     """
 
     accepts = f"a folder with {', '.join(FILES.values())}"
@@ -52,8 +52,8 @@ class Segments(Papers):
     """Pairs of segments of WikiText articles as bytes, for the task ``classification``.
 
     The label is whether two disjoint segments of 256 bytes are from the same article. There are 8,000
-    training, 1,000 validation and 1,000 test pairs, half of which are positive. The pairs are distinct, and
-    no article is in two splits.
+    training, 1,000 validation and 1,000 test pairs, or fewer of a short text. Half of them are positive. The
+    pairs are distinct, and no article is in two splits.
     """
 
     accepts = "a folder with WikiText's train, valid and test as SPLIT.txt or wiki.SPLIT.tokens"
@@ -84,7 +84,7 @@ def articles(path: Path) -> list[list[bytes]]:
         found.append([text[i : i + SEGMENT] for i in range(start, end - SEGMENT + 1, SEGMENT)])
     found = [segments for segments in found if len(segments) > 1]
     if len(found) < 2:
-        articles = f"articles of {2 * SEGMENT} bytes with a title (a line ` = Title = ` between blank lines)"
+        articles = f"articles of {2 * SEGMENT}+ bytes with a title (a line ` = Title = ` between blank lines)"
         raise UserError(f"{path} has fewer than two {articles}: pass the original files of WikiText")
     return found
 
@@ -92,7 +92,7 @@ def articles(path: Path) -> list[list[bytes]]:
 def sample_pairs(found: list[list[bytes]], limit: int) -> Iterator[Pair]:
     """Yields at most ``limit`` distinct random pairs of segments, alternately of two articles and of one.
 
-    ``found`` has the segments of each article. The pairs depend only on it, not on a random state.
+    ``found`` has the segments of each article. The same arguments always give the same pairs.
     """
     sizes = [len(segments) for segments in found]
     same = sum(size * (size - 1) // 2 for size in sizes)

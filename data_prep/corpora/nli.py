@@ -63,7 +63,7 @@ class Snli(LabelledWords):
 def cut(path: Path, counts: list[int]) -> dict[str, list[tuple]]:
     rows = pairs(path)
     if sum(counts) > len(rows):
-        wanted = " + ".join(f"{count:,}" for count in counts)
+        wanted = f"{' + '.join(f'{count:,}' for count in counts)}: reduce them"
         raise UserError(f"{path} has only {len(rows):,} pairs with a label, but --cut requests {wanted}")
     left = iter(rows)
     return {split: list(islice(left, count)) for split, count in zip(SPLITS, counts, strict=True)}

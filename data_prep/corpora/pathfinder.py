@@ -98,7 +98,7 @@ class Pathfinder(Generated):
         window, length, random = args.window[0], args.contour_length[0], Random(f"{args.seed[0]} 0")
         if not any(long_contours(random, window, length) for _ in range(TRIALS_LONG)):
             wrong = f"in {TRIALS_LONG:,} trials, two such contours did not fit into {window} pixels"
-            raise UserError(f"--contour-length {length} is too large: {wrong}")
+            raise UserError(f"--contour-length {length} is too large for --window {window}: {wrong}")
 
     def metadata(self, args):
         side = self.window or args.window[0]
@@ -187,11 +187,11 @@ def begin(random: Random, taken: np.ndarray, tail: Point) -> Paddle | None:
 
 
 def extend(random: Random, taken: np.ndarray, last: Paddle) -> Paddle | None:
-    """Returns a random paddle that continues the ``last`` one, or None if none fits.
+    """Returns a random paddle that continues the ``last`` one, or None if ``TRIALS`` random ones do not fit.
 
     The head is a pixel on a circle around the pivot. Its probability is proportional to
-    (1 - t) max(cos(min(c Δ, π/2)), 0)², where t is the largest coverage of the pixel and its neighbors by
-    other paddles, c is CONTINUITY, and Δ is the angle between the new paddle and the last one.
+    (1 - t) max(cos(min(c Δ, π/2)), 0)², where t is the largest value of ``taken`` at the pixel and its
+    neighbors, c is CONTINUITY, and Δ is the angle between the new paddle and the last one.
     """
     pivot = step(last.pivot, last.angle, LENGTH + 2 * MARGIN)
     heads, near, weights = turns(last.angle, taken.shape[1])
@@ -262,7 +262,7 @@ def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray
 
 @cache
 def paddle_masks(angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns masks (2 REACH + 1)² of a paddle that ends at the center, without and with its margin."""
+    """Returns masks (sides 2 REACH + 1) of a paddle that ends at the center, without and with its margin."""
     center, drawing = FINER * REACH, Image.new("L", (2 * FINER * REACH + 1,) * 2)
     y, x = step((center, center), angle, -FINER * LENGTH)
     ImageDraw.Draw(drawing).line([(center, center), (x, y)], fill=255)
@@ -272,7 +272,7 @@ def paddle_masks(angle: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def disc(size: int, center: Point, radius: float) -> np.ndarray:
-    """Returns the mask (size, size) of a disc on the supersampled grid; arguments are in image pixels."""
+    """Returns the supersampled mask (size, size) of a disc, whose center and radius are in image pixels."""
     y, x = np.ogrid[:size, :size]
     return (y - FINER * center[0]) ** 2 + (x - FINER * center[1]) ** 2 <= (FINER * radius) ** 2
 
@@ -324,7 +324,7 @@ def published_rows(folder: Path) -> list[tuple[Path, int]]:
     for file in sorted(files, key=lambda path: int(path.stem)):
         for number, fields in enumerate(metadata(file), 1):
             if len(fields) < 4 or fields[3] not in ("0", "1"):
-                raise UserError(f"{file} row {number} must be a folder, file, number and label 0 or 1")
+                raise UserError(f"{file} row {number} must begin with folder, file, number and label 0 or 1")
             rows.append((folder / fields[0] / fields[1], int(fields[3])))
     if len(rows) < 10:
         takes = f"--from takes {Pathfinder.accepts}"

@@ -57,9 +57,9 @@ class Questions(Corpus):
     """Questions about texts in BERT word pieces, for the task ``question_generation``.
 
     The source is an answer and its context, and the target is the question. The first of several answers is
-    used, and questions without an answer are skipped. OUT/text contains the text, and OUT/bin the binarized
-    data, vocab.txt and preparation.json. Long contexts are truncated around the answer. Answers are truncated
-    to 100 word pieces and to half of the source, and questions to 49 word pieces.
+    used; blank questions and those without an answer in the context are skipped. OUT/text contains the text,
+    and OUT/bin the binarized data, vocab.txt and preparation.json. Long contexts are truncated around the
+    answer. Answers are truncated to 100 word pieces and to half of the source, questions to 49 word pieces.
     """
 
     task = "question_generation --source-lang source --target-lang question"
@@ -67,18 +67,21 @@ class Questions(Corpus):
     options: ClassVar = {
         "--version": {
             "metavar": "VERSION",
-            "help": "published version of SQuAD: 2.0 (default), 1.1, or du for Du et al.'s split of 1.1",
+            "help": "version of SQuAD: 2.0 (default), 1.1, or du for Du et al.'s split of 1.1; cmrc2018 has "
+            "only the version 2018",
         },
         "--cut": {
             "nargs": 2,
             "type": min_int(1),
             "metavar": ("TRAIN", "VALID"),
-            "help": "divide the questions of the file --from, by paragraph, into at most these numbers",
+            "help": "maximum numbers of questions of the splits, taken in this order from the single file "
+            "given by --from; all questions of a paragraph are in the same split",
         },
         "--bert": {
             "metavar": "NAME_OR_FOLDER",
-            "help": "folder with BERT's vocab.txt, or name of a model on the Hugging Face hub (default: "
-            "bert-base-cased, or hfl/chinese-roberta-wwm-ext for cmrc2018)",
+            "help": "folder with BERT's vocab.txt and tokenizer_config.json, without which text is "
+            "lower-cased, or name of a model on the Hugging Face hub (default: bert-base-cased, or "
+            "hfl/chinese-roberta-wwm-ext for cmrc2018)",
         },
         "--pieces": number("learn a vocabulary of at most N word pieces from the training text"),
         "--longest": number(
@@ -171,7 +174,7 @@ class Questions(Corpus):
 
 
 def published(name: str) -> tuple[Path, bool]:
-    """Returns the vocab.txt of a local folder or of a model on the hub, and whether text is lower-cased."""
+    """Returns the path of the vocab.txt of a folder or a model on the hub, and whether it is lower-cased."""
     if Path(name).exists():
         path, config = Path(name) / VOCABULARY, Path(name) / CONFIG
     else:
@@ -182,7 +185,7 @@ def published(name: str) -> tuple[Path, bool]:
 
 
 def from_hub(name: str, file: str) -> Path | None:
-    """Downloads a file of a model on the Hugging Face hub; returns None if it is a missing configuration."""
+    """Returns the path of a downloaded file of a model on the hub, or None if the model has no ``CONFIG``."""
     from huggingface_hub import errors, hf_hub_download
 
     print(f"Downloading {file} of {name}", flush=True)
@@ -216,7 +219,7 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
     alphabet = sorted(x for x, times in characters.items() if times >= MIN_COUNT)
     required = [*SPECIAL_TOKENS, *alphabet, *(f"##{x}" for x in alphabet if x in inside)]
     if count < len(required):
-        kinds = f"{len(alphabet):,} characters that occur twice in the training text"
+        kinds = f"{len(alphabet):,} characters that occur twice or more in the training text"
         raise UserError(f"--pieces {count} is too few for the {kinds}: pass at least {len(required)}")
     tokenizer.train_from_iterator(
         texts,
@@ -259,7 +262,7 @@ def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]
     """
     groups = list(paragraphs(path).values())
     if sum(wanted) > (total := sum(map(len, groups))):
-        requested = " + ".join(f"{count:,}" for count in wanted)
+        requested = f"{' + '.join(f'{count:,}' for count in wanted)}: reduce them"
         raise UserError(f"{path} has only {total:,} answerable questions, but --cut requests {requested}")
     found, taken = {"train": [], "valid": []}, 0
     for (split, rows), most in zip(found.items(), wanted, strict=True):
@@ -275,10 +278,11 @@ def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]
 def paragraphs(path: Path) -> dict[str, list[Question]]:
     """Returns {context: answerable questions}, and prints the numbers of skipped questions and moved answers.
 
-    If an answer is not at answer_start, its nearest occurrence in the context is used.
+    If an answer is not at answer_start, its nearest occurrence in the context is used. Questions whose answer
+    or answer_start is not in the context are skipped.
 
     Raises:
-        UserError: If the file does not have SQuAD's format, or most answers are not in their contexts.
+        UserError: If the file does not have SQuAD's format, or at least half of the answers are skipped.
     """
     found, counts = {}, Counter()
     for context, entry in read_questions(path):

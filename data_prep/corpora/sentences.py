@@ -1,4 +1,4 @@
-"""The user's own labelled texts."""
+"""The user's own labeled texts."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fairseq_lrpe.utils.files import read_lines
 
 
 class Sentences(LabelledWords):
-    """Your own labelled texts, or pairs of texts, split into words, for the task ``classification``.
+    """Your own labeled texts, or pairs of texts, split into words, for the task ``classification``.
 
     The folder given by --from must contain train.input0.txt with one text per line, train.label with one
     label per line and, for pairs, train.input1.txt with the second texts; likewise the files of valid, and
@@ -30,7 +30,7 @@ class Sentences(LabelledWords):
 
 
 def read_rows(paths: list[Path]) -> list[tuple[str, ...]]:
-    """Returns the rows of column files; raises UserError for unequal numbers of lines, or an empty label."""
+    """Returns rows of one line per file; raises UserError if numbers of lines differ or a label is empty."""
     counts = [check_text(path) for path in paths]
     for path, count in zip(paths, counts, strict=True):
         if count != counts[0]:

@@ -37,7 +37,7 @@ class OwnText(SentencePieceCorpus):
     for test.
     """
 
-    accepts = f"{SentencePieceCorpus.accepts} (default: the English prose inside Python)"
+    accepts = f"{SentencePieceCorpus.accepts} (default: Python's English documentation)"
 
     def write_text(self, args, folder):
         super().write_text(args, folder) if args.source else write_splits(folder, python_docs())
@@ -46,10 +46,10 @@ class OwnText(SentencePieceCorpus):
 class Wikipedia(SentencePieceCorpus):
     """English Wikipedia in SentencePiece units, for fairseq's language_modeling.
 
-    The SentencePiece model is learned on two million lines of train.txt and saved as OUT/bin/spm.model. A
-    line is a paragraph or a heading, and a blank line ends an article. Without --from, the text is
-    Wikimedia's extract of November 2023, which is loaded with the optional Hugging Face package datasets. One
-    of every 5,000 articles is used for validation and one for test.
+    The SentencePiece model is learned on at most two million lines of train.txt and saved as
+    OUT/bin/spm.model. Without --from, the text is Wikimedia's extract of November 2023, which is loaded with
+    the optional Hugging Face package datasets: a line is a paragraph or a heading, and a blank line ends an
+    article. One of every 5,000 articles is used for validation and one for test.
     """
 
     accepts = f"{SentencePieceCorpus.accepts} (default: Wikimedia's extract)"
@@ -89,10 +89,11 @@ def paragraphs(article: str) -> str:
 class Books(BytePairCorpus):
     """BookCorpus or other books in GPT-2 BPE, for fairseq's language_modeling.
 
-    If file names in the folder --from end in train.txt, valid.txt or test.txt, they determine the splits.
-    Otherwise whole books are assigned to the splits: 98% for training, 1% for validation and 1% for test.
-    BookCorpus (Zhu et al. 2015) is loaded with the optional Hugging Face package datasets. It has neither
-    splits nor book boundaries, and is split after 98% and 99% of its lines.
+    If file names in the folder --from end in train.txt, valid.txt or test.txt, they determine the splits, and
+    other files are ignored. Otherwise, whole books are assigned to the splits: 98% for training, 1% for
+    validation and 1% for test. Without --from, BookCorpus (Zhu et al. 2015) is loaded with the optional
+    Hugging Face package datasets. It has neither splits nor book boundaries, and is split after 98% and 99%
+    of its lines.
     """
 
     accepts = "a folder with books as text files *.txt (default: BookCorpus, with the package datasets)"

@@ -52,7 +52,7 @@ class Translation(Corpus):
 
     @property
     def accepts(self):
-        text = "a folder with raw text as {train,valid,test}.{en,de}"
+        text = "a folder with raw text as {train,valid,test}.{en,de} (also named val and test_2016_flickr)"
         archives = f", or copies of {', '.join(self.archives)} (default: download them)"
         return text + (archives if self.archives else "")
 

@@ -70,7 +70,7 @@ class Mini(WikiText103):
 
 
 class MiniCharacters(CharacterCorpus, Mini):
-    """A small corpus from WikiText-103 in the characters that occur five times or more."""
+    """A small corpus from WikiText-103 in characters that occur five times or more (see wikitext_mini)."""
 
 
 class MiniBytePairs(BytePairCorpus, Mini):

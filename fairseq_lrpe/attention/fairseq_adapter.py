@@ -1,7 +1,7 @@
 """Linear and softmax attention with the interface of fairseq's attention, built from flags.
 
-Only this module uses fairseq's conventions: inputs are (L, B, E), and all layers share one dictionary of
-incremental state.
+In this package, only this module uses fairseq's conventions: inputs are (L, B, E), and all layers share one
+dictionary of incremental state.
 """
 
 from collections.abc import Iterator

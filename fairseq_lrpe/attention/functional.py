@@ -71,7 +71,8 @@ def attention_bias(
         key_positions: positions of the keys, likewise.
 
     Raises:
-        ValueError: for invalid positions, and for encodings that do not add a bias.
+        ValueError: for invalid positions, and for encodings that add no bias, change values or outputs, or
+            depend on the layer's inputs.
     """
     _check(encoding, q, k)
     if not encoding.modifies_scores:
@@ -104,8 +105,10 @@ def _check(encoding, q, k):
                 f"{tuple(x.shape)}"
             )
     changes_values = encoding.encode_values(k) is not k or encoding.decode_output(q) is not q
-    if changes_values or encoding.needs_weights or encoding.left_context is not None:
-        raise ValueError(f"{encoding.name} depends on more than queries, keys and positions: {MODULES}")
+    if changes_values or encoding.needs_weights:
+        raise ValueError(f"{encoding.name} also changes the values or outputs of attention: {MODULES}")
+    if encoding.left_context is not None:
+        raise ValueError(f"{encoding.name} depends on the inputs of the layer: {MODULES}")
 
 
 def _check_positions(encoding, q, k, positions, key_positions):

@@ -67,7 +67,7 @@ class LinearAttention(SelfAttention):
         encoding: the positional encoding or its name; its class must be ``decomposable``.
         causal: whether attention is causal; required if ``encoding`` is a name.
         linear_norm: "denominator" divides outputs by the sum of the weights; "content" divides by the sum of
-            the weights without the encoding, which is always positive (RoFormer Eq. 19); "layernorm" does not
+            the weights without the encoding, which is never negative (RoFormer Eq. 19); "layernorm" does not
             divide, but applies a LayerNorm(E) to the concatenated heads.
         feature_map: a name in ``FEATURE_MAPS``. For "exp", maxima that cancel in the division are subtracted,
             so that inputs of any size give finite outputs; causal attention then takes O(L log L) time. If

@@ -138,7 +138,7 @@ def grid(count: int, columns: int, size: tuple[float, float], **options) -> tupl
 
 
 def is_relative(name: str) -> bool:
-    """Returns whether a method's scores depend on the distance only, and not on other tokens."""
+    """Returns whether a method has an encoding whose scores depend on query, key and distance only."""
     encoding = ENCODINGS[METHODS[name].encoding]
     if encoding is ENCODINGS["none"] or encoding.uses_absolute_positions or encoding.left_context is not None:
         return False
@@ -201,7 +201,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe bench figures", __doc__, "[options]")
     help = "output folder (default: %(default)s)"
     parser.add_argument("--out", type=path_arg, default="results/figures", help=help)
-    help = "data folders of the task classification for Figure 4 (default: those of configs/classifier)"
+    help = "data folders of the task classification for Figure 4 (default: the paper's, if they are prepared)"
     parser.add_argument("--data", type=path_arg, nargs="+", metavar="FOLDER", help=help)
     args = parser.parse_args(arguments)
     logging.disable(logging.INFO)  # importing fairseq makes matplotlib log every font

@@ -1,4 +1,4 @@
-"""Compare the speed of generation of language and translation models with random weights, on random inputs.
+"""Compare time and memory of generation by language and translation models with random weights and inputs.
 
 fairseq's beam search generates --length tokens for each sentence. A translation model reads as many, and a
 language model starts without a prompt. The models take turns, so that other work on the machine affects all

@@ -1,4 +1,4 @@
-"""Compare linear attention with its alternatives over the sequence length.
+"""Compare linear attention with softmax attention and simpler implementations over the sequence length.
 
 Measures the time of forward and backward passes of causal attention, their peak memory, and the time of a
 decoding step after a prefix. Where the kernels of flash-linear-attention run, they are measured as well. With
@@ -32,7 +32,7 @@ from fairseq_lrpe.utils.subprocesses import die_with_parent
 TOKENS = 4096
 """Number of tokens per batch."""
 SLOW = 1000
-"""Milliseconds of a step above which an implementation is not measured at greater lengths."""
+"""Milliseconds of a step from which an implementation, except chunk, is not measured at greater lengths."""
 DECODING_STEPS = 20
 """Number of decoding steps per round."""
 

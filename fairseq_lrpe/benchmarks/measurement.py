@@ -28,9 +28,11 @@ def model_parser(name: str, description: str) -> ArgumentParser:
     arguments = "ARCH [ARCH ...] [options] [-- fairseq-train's flags]"
     parser = new_parser(f"lrpe bench {name}", description, arguments)
     add = parser.add_argument
-    add("archs", nargs="+", metavar="ARCH", help="architecture, with flags of its own: 'ARCH --FLAG VALUE'")
+    add("archs", nargs="+", metavar="ARCH", help="architecture, or in quotes with flags: 'ARCH --FLAG VALUE'")
     add("--batch-size", type=min_int(1), default=2, help="number of inputs per batch (default: %(default)s)")
-    add("--length", type=min_int(2), help="number of tokens per input, or of pixels per side of an image")
+    help = "number of tokens per input (default: 512, or 128 for `bench generate`), or of pixels per side of "
+    help += "an image (default: 224)"
+    add("--length", type=min_int(2), help=help)
     add("--layers", type=min_int(1), help="number of layers of encoder and decoder (default: ARCH's)")
     add("--vocab-size", type=min_int(5), help="vocabulary size (default: 50265; classifiers: 260)")
     add("--rounds", type=min_int(1), default=7, help="number of measured rounds (default: %(default)s)")
@@ -80,7 +82,7 @@ def peak_memory(function: Callable[[], object], cpu: bool = False) -> int:
 
 
 class TensorMemory(TorchDispatchMode):
-    """Measures the maximum number of bytes of all tensors that are created in this context, as ``peak``.
+    """Measures ``peak``, the maximum number of bytes that tensors created in this context occupy at a time.
 
     torch has no such count for the CPU. Buffers inside an operator are not included.
     """
@@ -102,10 +104,11 @@ class TensorMemory(TorchDispatchMode):
 
 
 def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> list[dict]:
-    """Measures the step that ``build`` returns for each of ``args.archs``; returns their rows of the table.
+    """Measures the step that ``build`` returns for each of ``args.archs``; returns one row for each.
 
-    Each step is measured once per round, so that changes of the machine's speed affect all of them.
-    Each round begins with the next step, and the first round is a warm-up.
+    Each step is measured once per round, so that changes of the machine's speed affect all of them. Each
+    round begins with another step, and the first round is a warm-up. A row has the keys "model", "ms"
+    (median), "relative" (speed relative to the first), "spread" (its range) and "MiB" (peak memory).
     """
     steps = []
 
@@ -133,7 +136,7 @@ def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> li
 def report(rows: list[dict], title: str, args: Namespace) -> None:
     caption = (
         f"medians of {args.rounds} interleaved rounds; relative: speed relative to the first model; "
-        "spread: range of the rounds' ratios; MiB: peak memory, with the model"
+        "spread: its range over the rounds; MiB: peak memory, with the model if there is one"
     )
     print_table(rows, title, caption)
     if args.json:

@@ -14,9 +14,9 @@ from fairseq_lrpe.utils.suggest import choices
 COMMANDS = {
     "train": ("fairseq_lrpe.cli.train", "train and evaluate one method in one experiment"),
     "table": ("fairseq_lrpe.cli.table", "run the experiments of a paper's table, or list all tables"),
-    "results": ("fairseq_lrpe.cli.results", "show results as a table or plot"),
+    "results": ("fairseq_lrpe.cli.results", "show results as a table or plot, or record and check them"),
     "compare": ("fairseq_lrpe.cli.compare", "compare the settings and measurements of two runs"),
-    "report": ("fairseq_lrpe.cli.report", "write an HTML report of a results folder"),
+    "report": ("fairseq_lrpe.cli.report", "write a report of results, or the atlas of encodings, as HTML"),
     "evaluate": ("fairseq_lrpe.cli.evaluate", "evaluate a language model at several block lengths"),
     "generate": ("fairseq_lrpe.cli.generate", "continue or translate text, or generate questions"),
     "classify": ("fairseq_lrpe.cli.classify", "predict the labels of texts or images"),
@@ -32,7 +32,7 @@ COMMANDS = {
     "methods": ("fairseq_lrpe.cli.methods", "list the methods, or explain the flags of encodings"),
 }
 INTERNAL = {"evaluate-synthetic": "fairseq_lrpe.experiments.inference.evaluate_synthetic"}
-"""Commands that only the experiment runner calls, and that ``lrpe --help`` does not list."""
+"""{command of the experiment runner, which ``lrpe --help`` does not list: its module}"""
 EXAMPLES = """\
 examples:
   lrpe train lm/mini tmlr_type1 --seeds 1

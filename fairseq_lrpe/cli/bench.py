@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 BENCHMARKS = {
-    "train": "time and memory of training steps of any architectures",
+    "train": "time and memory of training steps of models",
     "generate": "time and memory of generation by language and translation models",
     "linear-attention": "time and memory of linear attention by sequence length",
     "figures": "plots of the encodings and of the input lengths of corpora",

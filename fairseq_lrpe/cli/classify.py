@@ -1,9 +1,9 @@
 """Predict labels with a trained classifier, a fine-tuned model or a vision transformer.
 
-RUN is a run's folder or a checkpoint file. For text, DATA is a folder of binarized data. The predictions for
-each SPLIT are written to its FILE, with the index, prediction and target (if known) of one text per line. For
-a vision transformer, DATA is a folder of images, and the predicted label and its probability are printed for
-each image. For example:
+RUN is a run's folder or a checkpoint file. For a vision transformer, DATA is a folder of images, and the
+predicted label and its probability are printed for each image. For other models, DATA is a folder of
+binarized data. For each SPLIT, FILE gets one line per input with its index, the predicted label (a score for
+STS-B) and, if the split has labels, the true one. For example:
 
   lrpe classify checkpoint_best.pt data/glue/RTE/bin valid=predictions.tsv
 """
@@ -21,9 +21,9 @@ TASKS = ("sentence_prediction", "classification", "image_classification")
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe classify", __doc__, "RUN DATA [SPLIT=FILE ...] [options]")
     parser.add_argument("run", type=abs_path, metavar="RUN", help="run folder, or checkpoint file")
-    text = "folder of binarized text, such as data/glue/RTE/bin, or folder of images"
+    text = "folder of binarized data, such as data/glue/RTE/bin, or of images for vision transformers"
     parser.add_argument("data", type=abs_path, metavar="DATA", help=text)
-    text = "for text: a split to predict, and the file for its predictions"
+    text = "split to predict, and the file for its predictions (not for vision transformers)"
     parser.add_argument("splits", type=split_file, nargs="*", metavar="SPLIT=FILE", help=text)
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
@@ -32,6 +32,8 @@ def main(arguments: list[str] | None = None) -> None:
 
         checkpoint, settings = load.find(args.run, TASKS)
         if settings["_name"] == "image_classification":
+            if args.splits:
+                raise UserError("a vision transformer predicts a folder of images: omit SPLIT=FILE")
             print_images(load.load_model(checkpoint, cpu=args.cpu), args.data)
         elif not args.splits:
             raise UserError("no SPLIT=FILE was given: pass, for example, valid=predictions.tsv")
@@ -42,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def split_file(text: str) -> tuple[str, Path]:
-    """Converts an argument SPLIT=FILE."""
+    """Converts an argument SPLIT=FILE to (SPLIT, FILE)."""
     split, equals, path = text.partition("=")
     if not equals:
         raise ArgumentTypeError(f"expected SPLIT=FILE, such as valid=predictions.tsv, not {text!r}")

@@ -1,6 +1,7 @@
-"""Compare two runs: the settings that differ, and what was measured, over all seeds.
+"""Compare two runs: the settings in which their first seeds differ, and the measurements of all their seeds.
 
-RUN is the folder of a run. Differences are paired by seed. For example:
+RUN is the folder of one seed or the folder that contains all of them; both have the same effect. Differences
+of measurements are paired by seed. For example:
 
   lrpe compare results/lm/mini/linear_rope/seed-1 results/lm/mini/linear_tmlr_type1/seed-1
 """
@@ -15,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
         nargs=2,
         type=abs_path,
         metavar="RUN",
-        help="folder of one run, seed-1 for example, or that of all its seeds",
+        help="folder of one seed of the run, such as seed-1, or of all its seeds",
     )
     text = "output format (default: a text table on a terminal, and Markdown otherwise)"
     parser.add_argument("--format", choices=("markdown", "latex"), help=text)

@@ -29,10 +29,10 @@ from fairseq_lrpe.utils.files import save_figure
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe evaluate", __doc__, "RUN LENGTH [LENGTH ...] [options]")
-    parser.add_argument("run", type=abs_path, metavar="RUN", help="folder of a finished run")
+    parser.add_argument("run", type=abs_path, metavar="RUN", help="folder of a finished run of kind lm")
     parser.add_argument("lengths", type=min_int(1), nargs="+", metavar="LENGTH", help="tokens per block")
     text = "scale the angles of rotations; TYPE is linear, ntk, dynamic, yarn or llama3, and FACTOR is by "
-    text += "default LENGTH divided by the length in training"
+    text += "default LENGTH divided by the length in training, but at least 1, and for dynamic 1"
     parser.add_argument("--rope-scaling", metavar="TYPE[:FACTOR]", help=text)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the perplexities")
     args = parser.parse_args(arguments)
@@ -50,14 +50,14 @@ def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) 
     """Returns the job that evaluates the run in a folder, which may have been moved or copied.
 
     Raises:
-        UserError: if there is no finished language model, a block is too long for the model or the split, or
-            the model has no angles to scale.
+        UserError: if the folder has no finished run of the kind lm, a block is too long for the model or the
+            split, or ``rope_scaling`` is invalid or impossible for the model.
     """
     settings = read_json(folder / "run.json")
     if not settings:
         raise UserError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
     if settings["kind"] != "lm":
-        raise UserError(f"{folder} has a run of kind {settings['kind']}: expected a language model (lm)")
+        raise UserError(f"{folder} has a run of the kind {settings['kind']}: pass a run of the kind lm")
     if "finished" not in read_json(folder / "evaluation.json"):
         raise UserError(f"the run in {folder} is not finished: resume it with `lrpe train`")
     run, kind = Run.of(settings), KINDS["lm"]

@@ -40,7 +40,8 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("tasks", nargs="+", metavar="TASK", help=f"GLUE tasks: {', '.join(TASKS)}")
     text = "experiment that fine-tunes on GLUE (default: %(default)s)"
     parser.add_argument("--experiment", default="glue/wikibook", help=text)
-    text = "random seeds, with one run each (default: those of the experiment)"
+    text = "random seeds; each task has one run per seed (default: those of the experiment)"
     parser.add_argument("--seeds", nargs="+", type=min_int(1), help=text)
     add_machine_flags(parser)
+    parser.set_defaults(nodes=1)
     return parser

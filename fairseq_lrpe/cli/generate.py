@@ -2,8 +2,8 @@
 
 A language model continues each prompt, or each line of standard input if there is no --prompt. The text is
 printed while it is sampled. A translation model translates each line of standard input. A question generator
-reads lines with an answer, a tab, and a text that contains the answer; long texts are truncated around the
-answer, with a warning. For example:
+reads lines with an answer, a tab, and a text that contains the answer, and prints a question for each; long
+texts are truncated around the answer, with a warning. For example:
 
   lrpe generate results/lm/mini/linear_rope/seed-1 --prompt "The city" --length 100 --top-p 0.9 --seed 1
   echo "A dog runs." | lrpe generate results/transformer/multi30k/linear_base/seed-1

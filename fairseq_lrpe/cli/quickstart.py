@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--from", dest="source", type=abs_path, metavar="FOLDER", help=text)
     text = "training updates of each model (default: see configs/lm/quickstart.yaml)"
     parser.add_argument("--updates", type=min_int(1), help=text)
-    text = "folder of the text and the runs (default: results/quickstart[-NAME OF THE TEXT])"
+    text = "output folder (default: results/quickstart, or results/quickstart-FOLDER with --from)"
     parser.add_argument("--results", type=abs_path, help=text)
     args = parser.parse_args(arguments)
     name = f"quickstart-{args.source.name}" if args.source else "quickstart"

@@ -2,7 +2,7 @@
 
 The report is a single file that needs no network connection. The command requires the extra `report`. --atlas
 writes another page instead, the atlas of encodings: formula, effect, plot, parameters and numbers of every
-method, to compare encodings.
+method and kind of token positions, to compare them.
 
 examples:
   lrpe report

@@ -1,12 +1,13 @@
-"""Show the results of a paper's table or of all runs of an experiment, or record and check finished runs.
+"""Show the results of a paper's table or of all runs of an experiment, or record or check finished runs.
 
 Published numbers are from configs/paper and labeled "paper". All other numbers are from the runs below the
 results folder, finished or not, or from a folder of recorded results, such as docs/results.
 
 --check compares the finished runs with the records of the same runs. On the same kind of machine, with the
 same versions of torch and of this package, numbers must be equal to the last digit. Otherwise, they may
-differ by four sample standard deviations over the recorded seeds or by 5%, whichever is larger. Speeds and
-runs on other data are not compared. The exit code is 1 if a number is off.
+differ by four sample standard deviations over the recorded seeds or by 5%, whichever is larger. Speeds, runs
+without a record and runs on other data are not compared. The exit code is 1 if a number is off, and with
+--record if a finished run was not recorded.
 
 examples:
   lrpe results --table tmlr_table2 --scale mini
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     args, overrides = parse(make_parser(), arguments)
     with exit_on_error("results"):
         if not args.table and (args.scale or args.plot_columns or overrides):
-            raise UserError("--scale, --plot-columns and KEY=VALUE need --table")
+            raise UserError("--scale, --plot-columns and KEY=VALUE need --table: add it, or omit them")
         if args.table:
             show_table(Table(args.table, args.scale or "full", overrides), args)
         elif args.experiment:

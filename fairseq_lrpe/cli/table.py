@@ -1,7 +1,8 @@
 """Run the experiments of a paper's table and show the results next to the published ones, or list all tables.
 
-configs/tables/TABLE.yaml defines the runs. KEY=VALUE overrides a setting of all experiments of the table.
-Finished runs are not repeated, and interrupted ones are resumed. For example:
+configs/tables/TABLE.yaml defines the runs. KEY=VALUE overrides a setting of all experiments of the table that
+have it, or of all if none has it. Finished runs are not repeated, and interrupted ones are resumed. For
+example:
 
   lrpe table tmlr_table2 --scale mini --jobs 2
 """
@@ -52,7 +53,7 @@ def make_parser() -> ArgumentParser:
     parser = new_parser("lrpe table", __doc__, "[TABLE] [options] [KEY=VALUE ...]")
     parser.add_argument("table", nargs="?", metavar="TABLE", help="a file in configs/tables, without .yaml")
     parser.add_argument("--scale", choices=SCALES, default="full", help=SCALE_HELP)
-    text = "run only these methods"
+    text = "execute only the runs of these methods and the runs that they need"
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help=text)
     text = "random seeds (default: those of the table and its experiments)"
     parser.add_argument("--seeds", nargs="+", type=min_int(1), help=text)
@@ -66,9 +67,10 @@ def make_parser() -> ArgumentParser:
 
 
 def execute_table(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
-    """Executes the runs on this machine and shows the table, or only prints the training commands.
+    """Executes the runs on this machine, and shows the table if at least one run is finished.
 
-    Returns a message for each run or experiment that failed.
+    With --dry-run, only prints the training commands. Returns a message for each run that failed or cannot
+    start, and for each experiment that is skipped.
     """
     count = args.jobs or 1
     machine = choose_machine(args, count)

@@ -66,7 +66,7 @@ def print_commands(jobs: Iterable[Job]) -> None:
 
 
 def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
-    """Returns the parsed arguments and the list of KEY=VALUE; a word after an option is its value."""
+    """Returns the parsed arguments and the overrides KEY=VALUE, without those that are values of options."""
     words, overrides, is_value = [], [], False
     for text in sys.argv[1:] if arguments is None else arguments:
         is_override = OVERRIDE.match(text) and not is_value
@@ -86,7 +86,7 @@ def make_parser() -> ArgumentParser:
     parser = new_parser("lrpe train", __doc__, usage)
     text = f"one of {', '.join(experiments())}"
     parser.add_argument("experiment", metavar="EXPERIMENT", help=text)
-    text = "one of `lrpe methods`, or fairseq for fairseq's own model"
+    text = "one of `lrpe methods`, or fairseq for fairseq's own model (with --attention softmax)"
     parser.add_argument("method", metavar="METHOD", help=text)
     parser.add_argument("--attention", default="linear", help="type: linear (default) or softmax")
     text = "random seeds, with one run each (default: 1)"

@@ -1,1 +1,1 @@
-"""Layout of data folders, tokenization, word vectors and image transforms."""
+"""Corpora, layout of data folders, tokenization, pretrained weights and vectors, and image transforms."""

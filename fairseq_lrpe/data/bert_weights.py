@@ -32,7 +32,7 @@ SIZES = {  # {attribute of transformers' BertConfig: the corresponding flag of o
 
 
 def check(args, vocabulary: Path) -> None:
-    """Raises a UserError if the BERT of --encoder is unreadable, or its sizes or vocabulary do not match.
+    """Raises a UserError if the BERT of --encoder cannot be read, or its sizes or vocabulary do not match.
 
     For a model on the Hugging Face Hub, only the configuration and the vocabulary are downloaded.
     """
@@ -70,8 +70,8 @@ def _readable(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"--encoder {name} is not a readable BERT model ({reason}): pass another") from None
+        reason = f"({' '.join(str(error).split())}): try again, or pass another"
+        raise UserError(f"--encoder {name} is not a readable BERT model {reason}") from None
 
 
 def load_bert(name: str):

@@ -63,7 +63,7 @@ MINI = {
     "cifar10_mini": "cifar10 --from cifar10-jpeg.tar.gz --train-rows 10000",
     "listops_mini": "listops --length 20 100 --depth 4 --rows 8000 1000 1000",
 }
-"""{small version of a corpus: arguments of ``lrpe prepare`` that prepare it}"""
+"""{small version of a corpus: arguments of ``lrpe prepare`` that prepare it, without --out}"""
 
 
 def data_folder(name: str) -> str:
@@ -79,7 +79,7 @@ def prepare_arguments(name: str) -> str:
 
 
 def prepare_command(folder: Path) -> str | None:
-    """Returns the command that prepares a folder relative to the repository, or None for any other folder."""
+    """Returns the command that prepares ``folder``, relative to the repository; None if no corpus has it."""
     for name in (*CORPORA, *MINI):
         if match := re.fullmatch(data_folder(name).replace("TASK", "([^/]+)"), folder.as_posix()):
             task = match[match.lastindex or 0]

@@ -45,7 +45,7 @@ def decode(content: bytes, mode: str = "RGB") -> Image.Image:
 def convert(image: Image.Image, mode: str = "RGB") -> Image.Image:
     """Returns an image in one of Pillow's modes with 8 bits per channel.
 
-    16-bit gray values v are scaled to v >> 8. Pillow would clip them to 255.
+    Gray values v of n = 9 to 16 bits are scaled to v >> (n - 8). Pillow would clip them to 255.
 
     Raises:
         ValueError: If the gray values are other numbers of 32 bits, whose range is unknown.

@@ -1,4 +1,4 @@
-"""Image transforms of DeiT (Touvron et al. 2021): random crop and flip, normalization, random erasing.
+"""Image transforms of DeiT (Touvron et al. 2021): crops, random flip, normalization and random erasing.
 
 The constants are those of DeiT's code (facebookresearch/deit, main.py) and of timm 0.3.2, which it uses. All
 random numbers are drawn from the argument ``rng``, except for noise, which is drawn on the images' device.

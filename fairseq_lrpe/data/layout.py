@@ -30,7 +30,7 @@ def translation(splits: Iterable[str], source: str, target: str) -> list[str]:
 
 
 def sentences(splits: Iterable[str]) -> list[str]:
-    """Returns the files of a GLUE task for fairseq's sentence_prediction."""
+    """Returns the files that every GLUE task for sentence_prediction has, without those of its labels."""
     return ["rows.json", "input0/dict.txt", *binarized(f"input0/{split}" for split in splits)]
 
 
@@ -63,7 +63,7 @@ def read_metadata(folder: Path) -> dict:
         valid = False
     if not valid:
         command = prepare_command(folder) or PREPARE
-        raise UserError(f"{folder / METADATA} is missing or damaged: {command} prepares such folders")
+        raise UserError(f"{folder / METADATA} is missing or damaged: `{command}` prepares such folders")
     return found
 
 

@@ -120,6 +120,6 @@ def load(data: Path, symbols: Sequence[str]) -> LineCodec:
         folder = byte_pair_folder(data)
         if folder is None:
             missing = data.parent / BYTE_PAIRS / "encoder.json"
-            raise UserError(f"{missing} is missing: restore it or prepare the corpus again")
+            raise UserError(f"{missing} is missing: restore it, or remove {data} and prepare it again")
         return BytePairs(folder)
     return Characters() if SPACE in words and all(len(word) == 1 for word in words) else LineCodec()

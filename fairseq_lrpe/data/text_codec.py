@@ -1,9 +1,9 @@
 """Tokenization and detokenization of translation data, for preparing corpora and for translating.
 
 :func:`load` returns the codec of a prepared corpus: its tokenizer and detokenizer. Encoding and then
-decoding a line restores it, except for spaces and the following changes. Moses converts typographic quotes,
-dashes and ellipses to ASCII, moves English commas and full stops before closing quotes, and restores spaces
-around quotes, apostrophes and symbols heuristically.
+decoding a line restores it, except for spaces and the following changes. Characters that cannot be printed
+become spaces. Moses converts typographic quotes, dashes and ellipses to ASCII, moves English commas and full
+stops before closing quotes, and restores spaces around quotes, apostrophes and symbols heuristically.
 """
 
 import functools
@@ -84,5 +84,5 @@ def load(data: Path) -> Moses:
         raise UserError(f"{note} is missing or not for translation: prepare a corpus (see `{PREPARE}`)")
     codec = Moses(data.parent)
     if not codec.path.is_file():
-        raise UserError(f"{codec.path} is missing: restore it or prepare the corpus again")
+        raise UserError(f"{codec.path} is missing: restore it, or remove {data} and prepare it again")
     return codec

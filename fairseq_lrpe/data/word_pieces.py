@@ -26,7 +26,7 @@ def read_types(vocabulary: Path) -> list[str]:
     """Returns the types of a vocab.txt in the order of their ids.
 
     Raises:
-        ValueError: If the file is missing, or fairseq's Dictionary cannot represent its types.
+        ValueError: If the file is missing, lacks a special type, or does not suit fairseq's Dictionary.
     """
     if not vocabulary.is_file():
         raise UserError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}")
@@ -121,7 +121,7 @@ def find_answer(answer: str, context: str, near: int = 0) -> int:
     """Returns the index at which the answer occurs in its context, the one nearest to ``near`` if several.
 
     Raises:
-        ValueError: If the context does not contain the answer.
+        ValueError: If the answer is blank, or the context does not contain it.
     """
     if not answer.strip():
         raise UserError("the answer is blank, but must be a part of the context")
@@ -169,7 +169,7 @@ def read_preparation(data: Path) -> dict:
             return found
     except (OSError, ValueError, LookupError, TypeError):
         pass
-    raise UserError(f"{note} is missing or not for question generation: prepare the data again")
+    raise UserError(f"{note} is missing or not for question generation: pass data of squad or cmrc2018")
 
 
 def load(data: Path) -> WordPieces:

@@ -28,7 +28,7 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
     Words may contain spaces, as in GloVe's files. If a word has several vectors, the first is used.
 
     Raises:
-        ValueError: If a line has a vector of another dimension than the first line, or no word has a vector.
+        ValueError: If a vector has another dimension than the first or invalid numbers, or no word has one.
     """
     size, missing = dimension(path), {word.encode() for word in words}
     count = len(missing)
@@ -38,7 +38,7 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
             fields = line.rstrip().split(b" ")
             if len(fields) - 1 < size or (len(fields) - 1 > size and _is_number(fields[-size - 1])):
                 found = f"{len(fields) - 1} fields after its word instead of {size}"
-                raise UserError(f"{path} line {number} has {found}, unlike line 1")
+                raise UserError(f"{path} line {number} has {found}, unlike line 1: correct it")
             word = b" ".join(fields[:-size])
             if word in missing:
                 missing.remove(word)
@@ -50,7 +50,7 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
 def _numbers(fields, path, line):
     if wrong := [field for field in fields if not _is_number(field)]:
         shown = wrong[0][:20].decode(errors="replace")
-        raise UserError(f"{path} line {line} has {shown!r} instead of a finite number")
+        raise UserError(f"{path} line {line} has {shown!r} instead of a finite number: correct it")
     return np.array(fields, dtype="S").astype(np.float32)
 
 

@@ -73,7 +73,7 @@ START = Context()
 
 
 class Encoding(Float32Parameters):
-    """Base class of positional encodings in self-attention; by default, every method is a no-op.
+    """Base class of positional encodings in self-attention, which by default do not change attention.
 
     q, k and v are (B, H, L, d). Query i is at position ``context.q_offset + i`` and key j at
     ``context.k_offset + j``. Encoding positions one at a time must give exactly the same result as encoding
@@ -100,7 +100,7 @@ class Encoding(Float32Parameters):
     """Whether the encoding also works if not causal; by default False if ``log_decay`` is overridden."""
 
     uses_absolute_positions = False
-    """Whether scores depend on absolute positions, which excludes a memory of preceding segments."""
+    """Whether scores or outputs depend on absolute positions, which excludes a memory of earlier segments."""
 
     multidimensional = False
     """Whether positions can have two coordinates, those of a ``PositionIndex``."""
@@ -109,10 +109,10 @@ class Encoding(Float32Parameters):
     """Whether all attention layers of an encoder or decoder share one module."""
 
     uses_distance_table = False
-    """Whether values are looked up by distance, so that ``clamp_length`` can be set."""
+    """Whether the encoding has a table of values by distance, so that ``clamp_length`` can be set."""
 
     clamp_length = 0
-    """Maximum distance in an evaluation, which replaces larger distances; 0 means no maximum."""
+    """Maximum distance of the flag --clamp-length, which replaces larger distances; 0 means no maximum."""
 
     query_bias: Tensor | None = None
     """u (H, d) if :meth:`forward` only adds u to the queries, otherwise None."""

@@ -90,10 +90,10 @@ class LRPE(RotaryEncoding):
         if rotation == "fft" and core != "unitary":
             raise ValueError(f"the fft rotation is complex and requires the unitary core, not {core!r}")
         if learn_theta and core == "permutation":
-            raise ValueError("the permutation core has no angles to learn: remove learn_theta")
+            raise ValueError("the permutation core has no angles to learn: set learn_theta to False")
         if learn_householder and rotation != "householder":
             raise ValueError(
-                f"the {rotation} rotation has no Householder vector to learn: remove learn_householder"
+                f"the {rotation} rotation has no Householder vector to learn: set learn_householder to False"
             )
         d = self.head_dim
         if core == "orthogonal" and d % 2:

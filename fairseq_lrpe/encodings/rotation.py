@@ -61,7 +61,7 @@ def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
         scaling: the scaling, or None to restore the angles of the training.
 
     Raises:
-        ValueError: if no encoding in the module rotates, or if another encoding depends on positions.
+        ValueError: if the module has no encoding, or one without angles that can be scaled.
     """
     encodings = [x for x in module.modules() if isinstance(x, Encoding) and x.name != "none"]
     other = [x for x in encodings if not (isinstance(x, RotaryEncoding) and x.scalable)]

@@ -21,7 +21,7 @@ def level(distance: Tensor, k: int, k_after: int, width: int, rounding: str) -> 
 
 @register_encoding(
     "shaw",
-    k="clipping distance of Shaw's encoding, which has 2k + 1 vectors",
+    k="clipping distance of Shaw's encoding, which has k + k_after + 1 vectors",
     k_after="clipping distance of Shaw's encoding for keys after the query; -1 means k",
     values="add relative position representations to the values, too, in Shaw's encoding",
     per_head="use separate vectors for each head in Shaw's encoding",

@@ -14,7 +14,7 @@ def relative_bucket(distance: Tensor, causal: bool, buckets: int, max_distance: 
 
     The first half of the buckets is for keys at or before the query, and the second half for later keys. If
     ``causal``, all buckets are for keys at or before the query. In each direction, the first half of its
-    buckets cover one distance each, and the others increase in width logarithmically up to ``max_distance``.
+    buckets cover one distance each, and the others are spaced logarithmically up to ``max_distance``.
     """
     side = buckets if causal else buckets // 2
     exact = side // 2

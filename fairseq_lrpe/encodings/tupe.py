@@ -25,7 +25,7 @@ class TUPE(Encoding):
 
     Scaled scores become (x_i W_Q · x_j W_K + p_i U_Q · p_j U_K) / √(2d). p is a learned table of
     ``max_positions`` rows of the model's width E = H·d, followed by a LayerNorm; U_Q and U_K (E, E) have a
-    bias. With ``relative_bias``, b_{bucket(j−i)} is added, unscaled as in T5, with 32 buckets up to distance
+    bias. With ``relative_bias``, b_{bucket(i−j)} is added, unscaled as in T5, with 32 buckets up to distance
     128 (TUPE-R). All layers share one module. Use ``--token-positions none`` with it, so that tokens have no
     other position embeddings.
 

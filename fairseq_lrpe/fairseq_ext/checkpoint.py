@@ -32,8 +32,8 @@ torch.serialization.add_safe_globals([_scalar_function(f"numpy.{x}.multiarray") 
 def read_checkpoint(path: Path, remedy: str) -> dict:
     """Returns the content of a checkpoint of fairseq, with memory-mapped tensors.
 
-    ``cfg.model`` and ``cfg.task`` are dicts. ``remedy`` is the suggested fix that ends the error message if
-    the file does not exist.
+    In its ``cfg``, ``model`` and ``task`` are dicts. ``remedy`` is the suggested fix that ends the error
+    message if the file does not exist.
 
     Raises:
         UserError: if the file does not exist, is truncated or is not a checkpoint of fairseq.

@@ -8,8 +8,9 @@ from fairseq.models.ema.ema import EMA
 class ExactEMA(EMA):
     """Moving average of a model's parameters and buffers with fairseq's flags ``--ema-...``.
 
-    After an update, each floating point tensor e of the average becomes d e + (1 − d) p, where p is the
-    tensor of the model and d is ``--ema-decay``, or 0 before ``--ema-start-update``. Unlike in fairseq:
+    Every ``--ema-update-freq`` updates, each floating point tensor e of the average becomes d e + (1 − d) p,
+    where p is the tensor of the model and d is ``--ema-decay``, or 0 before ``--ema-start-update``. Unlike in
+    fairseq:
 
     - A tensor that has several names, such as tied embeddings, is averaged once, not once for each name.
     - Integer tensors, which have no average, are copied.

@@ -94,7 +94,7 @@ def split(dataset, samples, settings) -> list:
 
 
 def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
-    """Returns the batches of this process; in an epoch that other batches continue, those of its rest."""
+    """Returns the batches of this process; in an epoch resumed with other batches, those of its rest."""
     rest = getattr(self, "rest", None)
     if not rest or rest["epoch"] != epoch:
         return ordered(self, epoch, fix_batches_to_gpus, shuffle)
@@ -106,7 +106,7 @@ def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
 
 
 def state_dict(get_state, self):
-    """Returns the state; that of a continued epoch includes its batch settings and the samples seen."""
+    """Returns the state; in an epoch resumed with other batches, with its first settings and samples seen."""
     state, rest = get_state(self), getattr(self, "rest", None)
     if rest and rest["epoch"] == state["epoch"]:
         batches = rest["batches"][: state["iterations_in_epoch"] * self.num_shards]

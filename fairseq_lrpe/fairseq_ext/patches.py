@@ -1,8 +1,8 @@
 """Patches of fairseq for safe checkpoints and correct results; :func:`apply` installs all of them.
 
-Only the corrections of ``eval``, of copies of files, of --no-repeat-ngram-size, of --bf16 and of numpy's
-names affect other programs that import fairseq_lrpe. All other patches, and process-wide settings, are
-limited to fairseq's own commands.
+The patches of command lines (except for --bf16), of evaluation, of the batches of later epochs and of
+signals, and the settings of torch and logging affect only fairseq's own commands. All others also affect
+other programs that import fairseq_lrpe.models.
 """
 
 import atexit
@@ -229,7 +229,7 @@ def _keep_all_samples(
 
 
 def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
-    """Keeps the last batch of an evaluation, in spite of --required-batch-size-multiple."""
+    """Keeps the last batch of an evaluation; exits if --shorten-method would remove tokens of its texts."""
     if _is_evaluated(self, dataset):
         kwargs["required_batch_size_multiple"] = 1
         _check_not_shortened(self, _split_of(self, dataset))

@@ -1,4 +1,4 @@
-"""Models with this plugin's attention; importing this package registers all architectures and tasks."""
+"""Models with this plugin's attention; the import registers architectures and tasks, and patches fairseq."""
 
 from fairseq_lrpe.fairseq_ext import fairseq_import, optim, patches, soft_target_cross_entropy  # noqa: F401
 from fairseq_lrpe.models import classifier, lm, question_generator, roberta, transformer, vit  # noqa: F401

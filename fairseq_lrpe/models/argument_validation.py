@@ -26,7 +26,7 @@ from fairseq_lrpe.utils.suggest import choices
 
 
 def check_command_line(words: list[str]) -> None:
-    """Raises a UserError if the method in --arch is unknown; fairseq's own error lists all architectures."""
+    """Raises a UserError if --arch has a method that is unknown, or that its attention does not support."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--arch", "-a", default="")
     arch = parser.parse_known_args(list(map(str, words)))[0].arch
@@ -48,7 +48,8 @@ def check_arguments(args) -> None:
     checkpoint.
 
     Raises:
-        UserError: for invalid arguments, damaged data or an unreadable checkpoint.
+        UserError: for invalid arguments, damaged data, an unreadable checkpoint, a package that is not
+            installed, or a GPU that torch does not support.
     """
     if not args.cpu:
         check_architectures()
@@ -87,9 +88,10 @@ def check_block_length(args) -> None:
 
 
 def check_restored_checkpoint(args) -> None:
-    """Raises a UserError if the checkpoint from which training continues cannot be read.
+    """Raises a UserError if the checkpoint with which training would start cannot be read.
 
-    If it is ``checkpoint_last.pt``, the newest readable checkpoint in its folder replaces it in ``args``.
+    If it is ``checkpoint_last.pt``, the newest readable checkpoint in its folder, if any, replaces it in
+    ``args``, and a warning is printed.
     """
     remedy, last = "pass one that fairseq-train wrote", Path(args.save_dir, "checkpoint_last.pt")
     if args.restore_file != last.name:
@@ -135,12 +137,12 @@ def check_shared_encoding(args, cfg) -> None:
         return
     shared = f"does not support the encoding {cfg.encoding}, which all layers share"
     if args.ddp_backend == "fully_sharded":
-        raise UserError(f"--ddp-backend fully_sharded {shared}: pass another backend")
+        raise UserError(f"--ddp-backend fully_sharded {shared}: pass --ddp-backend legacy_ddp")
     recomputed = recomputes_activations(cfg) and args.distributed_world_size > 1
     if recomputed and args.ddp_backend not in ("legacy_ddp", "no_c10d"):
         raise UserError(
-            f"--ddp-backend {args.ddp_backend} with --checkpoint-activations {shared}: "
-            "pass --ddp-backend legacy_ddp"
+            f"--ddp-backend {args.ddp_backend} with --checkpoint-activations or --offload-activations "
+            f"{shared}: pass --ddp-backend legacy_ddp"
         )
 
 

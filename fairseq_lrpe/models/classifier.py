@@ -99,7 +99,7 @@ class TokenBatchNorm(nn.BatchNorm1d):
         return torch.zeros_like(x).masked_scatter(real[..., None], self._normalized(x[real]))
 
     def _normalized(self, x):
-        """Returns normalized tokens (N, E); the running statistics are used in evaluation and if N is 1."""
+        """Returns normalized tokens (N, E); evaluation, and N < 2 in one process, use running statistics."""
         exact = x.to(torch.promote_types(x.dtype, self.running_mean.dtype))
         weight, bias = self.weight.to(exact.dtype), self.bias.to(exact.dtype)
         if self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

@@ -19,7 +19,8 @@ def check_data(args, splits: list[str]) -> None:
     """Raises a UserError if a data folder does not exist, or if files of ``splits`` are damaged.
 
     All folders must have the same dictionary. Folders after the first contain only shards of the training
-    set. Missing files are reported by fairseq.
+    set. Sources of question generators must not exceed --max-source-positions. If all files of a text are
+    missing, fairseq reports it. The data of other plugins' tasks are not checked.
     """
     if args.task not in FAMILIES:  # a task of another plugin
         return
@@ -67,12 +68,16 @@ def check_labeled(folder: Path, split: str, images: bool = False) -> None:
         labels = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
         raise UserError(f"{path} is damaged ({error}): {PREPARE_AGAIN}") from None
+    if not labels.size:
+        raise UserError(f"{path} has no labels: {PREPARE_AGAIN}")
     if labels.min() < 0 or labels.max() >= len(about["labels"]):
         wrong = f"labels {labels.min()} to {labels.max()} instead of 0 to {len(about['labels']) - 1}"
         raise UserError(f"{path} has {wrong}, the labels of {layout.METADATA}: {PREPARE_AGAIN}")
     for number in range(about["inputs"]):
         prefix = folder / f"{split}.input{number}"
         sizes = check_binary(prefix)
+        if sizes is None:
+            raise UserError(f"{prefix} is not in fairseq's mmap format: {PREPARE_AGAIN}")
         if len(sizes) != len(labels):
             raise UserError(f"{prefix} has {len(sizes):,} rows, but {len(labels):,} labels: {PREPARE_AGAIN}")
         wrong = sizes != prod(about["shape"]) if "shape" in about else np.zeros(len(sizes), bool)
@@ -87,10 +92,10 @@ def check_binary(prefix: Path) -> np.ndarray | None:
     """Returns the sizes of the rows of a binarized text, or None for fairseq's older formats.
 
     Raises:
-        UserError: if the text is empty or damaged, or does not match its index.
+        UserError: if the text or its index is missing or damaged, if they do not match, or the text is empty.
     """
     binary, index = (prefix.with_name(prefix.name + end) for end in layout.SUFFIXES)
-    again = "run fairseq-preprocess on the text again"
+    again = f"{PREPARE_AGAIN}, or run fairseq-preprocess on the text again"
     kind = infer_dataset_impl(str(prefix))
     if kind is None:
         missing = [f"{path} is missing" for path in (binary, index) if not path.is_file()]

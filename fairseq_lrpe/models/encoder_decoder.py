@@ -248,7 +248,7 @@ class Decoder(CustomLayers, TransformerDecoderBase):
         """Decodes like fairseq, except that the first call with an incremental state processes all tokens.
 
         As in every call with a state, only the features of the last token are returned, so that the logits of
-        a long prefix take no memory.
+        a long prefix take no memory. Raises a UserError for a state with --randomized-positions.
         """
         extract = super().extract_features_scriptable
         if self.randomized_positions:
@@ -304,7 +304,7 @@ def self_attentions(module: nn.Module) -> list[FairseqSelfAttention]:
 
 
 def add_token_positions(module, args, max_positions):
-    """Replaces ``embed_positions`` of an encoder or decoder by a module that accepts explicit positions."""
+    """Sets ``embed_positions`` to what the flags select; exits if --randomized-positions does not fit it."""
     count, embedding = module.randomized_positions, module.embed_positions
     if count:
         with exit_on_error("fairseq_lrpe"):
@@ -353,9 +353,10 @@ def init_normal(part: nn.Module, std: float) -> None:
 
 
 class SinusoidalPositions(SinusoidalPositionalEmbedding):
-    """fairseq's sinusoidal positions, except that decoding beyond the table computes one row per step.
+    """fairseq's sinusoidal positions, except that the positions (L,) of tokens (B, L) can be given.
 
-    fairseq computes the whole table again in each of these steps. The values are the same.
+    Beyond the table, each decoding step computes one row; fairseq computes the whole table again. The values
+    are the same.
     """
 
     def __init__(self, original: SinusoidalPositionalEmbedding, count: int = 0):
@@ -391,7 +392,8 @@ class LearnedPositions(LearnedPositionalEmbedding):
 def position_rows(tokens: Tensor, padding_idx: int, positions: Tensor | None = None) -> Tensor:
     """Returns the row of each token (B, L) in fairseq's tables of positions: 1 + ``padding_idx`` + position.
 
-    Token n of a text, without padding, is at ``positions[n]``, by default n. Padding has row ``padding_idx``.
+    Token n of a text, not counting padding, is at ``positions[n]``, by default n. Padding has the row
+    ``padding_idx``.
     """
     rows = make_positions(tokens, padding_idx)
     if positions is None:

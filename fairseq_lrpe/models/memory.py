@@ -134,7 +134,7 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
         known = ", ".join(name for name, cls in ENCODINGS.items() if cls.uses_distance_table)
         raise UserError(
             f"--clamp-length is not supported by {encoding.name}, which does not look up distances: omit it, "
-            f"or use one of {known}"
+            f"or use softmax attention with one of {known}"
         )
     if task.memory == "state":
         check_state(attention)

@@ -107,7 +107,8 @@ class CopyingDecoder(Decoder):
 
     For features h and the encoder's output S, the probabilities of the next token are
     p = g · softmax(E W h) + (1 − g) · Σ_j a_j [token j], where g = σ(w h), a = softmax(S V h) over the source
-    tokens, and E are the embeddings shared by encoder, decoder and output. The formula is that of the code
+    tokens, and E are the embeddings shared by encoder, decoder and output. W, V and w are the linear layers
+    ``to_output``, ``to_copy`` and ``gate``. The formula is that of the code
     menghuanlater/Tianchi2020ChineseMedicineQuestionGeneration by the author of LFHC and GCDF.
     """
 
@@ -121,7 +122,7 @@ class CopyingDecoder(Decoder):
         """Returns the logits of the vocabulary (B, T, V) and a dict for :meth:`get_normalized_probs`.
 
         The dict contains a (B, T, S) as "copied", g (B, T, 1) as "gate", and the source tokens (B, S) as
-        "source".
+        "source". If ``features_only``, returns h (B, T, E) and fairseq's dict, without these entries.
         """
         h, extra = super().forward(prev_output_tokens, encoder_out, *args, features_only=True, **kwargs)
         if features_only:

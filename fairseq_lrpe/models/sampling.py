@@ -85,7 +85,7 @@ def sample(decoder: nn.Module, prompt: Tensor, length: int, choose: Callable, pa
         pad: token that is never chosen.
 
     Raises:
-        UserError: at the first token whose position the model does not support.
+        ValueError: at the first token whose position the model does not support.
     """
     size = len(prompt)
     # Random positions depend on the length, so that each token needs all of the text.

@@ -33,7 +33,7 @@ def plain_gradients(
     """Returns the gradients with respect to the inputs of ``plain``, as differentiable tensors.
 
     Args:
-        plain: function of the inputs that returns a tuple of tensors.
+        plain: function of the inputs that returns a tensor or a tuple of tensors.
         inputs: inputs of ``plain``; the gradient is None for None and for tensors that do not require one.
         gradients: gradients with respect to the outputs.
     """

@@ -25,7 +25,7 @@ of two sums after the same strong decay are accurate in float32.
 
 
 def finite_log_decay(log_decay: Tensor) -> Tensor:
-    """Returns ``log_decay`` in at least float32, with -inf (decay 0) replaced by a large negative number.
+    """Returns ``log_decay`` in at least float32, with a large negative minimum instead of -inf (decay 0).
 
     At distance 0 the weight is 1 even for the decay 0, but -inf * 0 is NaN.
     """

@@ -51,8 +51,8 @@ def random_position_index(
 ) -> PositionIndex:
     """Returns ``length`` random positions below ``count``, in ascending order (Ruoss et al. 2023).
 
-    All subsets of 0 to ``count`` − 1 are equally likely. They are drawn from torch's random state of the CPU.
-    If ``fixed``, they depend only on ``length`` and ``count``.
+    All subsets of 0 to ``count`` − 1 of this size are equally likely. They are drawn from torch's random
+    state of the CPU. If ``fixed``, they depend only on ``length`` and ``count``.
 
     Raises:
         ValueError: if ``length`` exceeds ``count``.
@@ -67,7 +67,7 @@ def random_position_index(
 
 
 def coordinates(offset: int | PositionIndex, length: int, device: torch.device) -> Tensor:
-    """Returns the coordinates of positions, (length, axes) in float64 if the device has it.
+    """Returns the coordinates of positions, (length, axes), in float64, on the CPU if necessary.
 
     Args:
         offset: first of ``length`` consecutive positions, or a :class:`PositionIndex` whose query positions

@@ -83,8 +83,8 @@ def cached_phases(
 ) -> Tensor:
     """Returns :func:`phases` for ``theta = rotary_frequencies(*frequencies)``, from a cached table.
 
-    Its size depends on ``length`` only. Phases at a few far positions of a :class:`PositionIndex` are
-    computed without a table.
+    The table does not grow with ``offset``. Phases at a few far positions of a :class:`PositionIndex`, and
+    phases that torch traces, are computed without a table.
     """
     theta_options = {"device": "cpu"}
     if isinstance(offset, PositionIndex):
@@ -108,7 +108,7 @@ def complex_dtype(x: Tensor) -> torch.dtype:
 
 
 def rotate_pairs(x: Tensor, table: Tensor) -> Tensor:
-    """Rotates the pairs (x_2t, x_2t+1) of x (..., L, d) by the phases ``table`` (L, d/2)."""
+    """Rotates the pairs (x_2t, x_2t+1) of x (..., L, d) by the phases ``table`` (..., L, d/2)."""
     pairs = x.to(table.real.dtype).unflatten(-1, (-1, 2))
     # view_as_complex requires even offsets and strides. torch.compile cannot trace the offset.
     aligned = not torch.compiler.is_compiling() and pairs.storage_offset() % 2 == 0 and pairs.stride(-1) == 1
@@ -125,7 +125,7 @@ def rotate_halves(x: Tensor, table: Tensor) -> Tensor:
 
 
 def complex_features(x: Tensor, table: Tensor) -> Tensor:
-    """Returns the product of x (..., L, d) and the phases ``table`` (L, d), as real features (..., L, 2d).
+    """Returns the product of x (..., L, d) and phases ``table`` (..., L, d), as real features (..., L, 2d).
 
     If x is real, the features are [Re, Im]; if it is complex, real and imaginary parts alternate. In both
     forms, the dot product of the features of two complex vectors a and b is Re(aᴴ b).

@@ -24,8 +24,8 @@ _MIN_DENORMAL = 5e-324
 def split(x: Tensor) -> list[tuple[slice, slice]]:
     """Splits the batch and the heads of x (B, H, ..) into parts for :func:`run`: slices of both dimensions.
 
-    There are as many parts as torch has threads. There is one part for small tensors, on other devices than
-    the CPU, and in ``torch.compile``.
+    There are at most as many parts as torch has threads. There is one part for small tensors, on other
+    devices than the CPU, and in ``torch.compile``.
     """
     is_split = x.device.type == "cpu" and x.numel() >= _MIN_ELEMENTS and not torch.compiler.is_compiling()
     batch, heads, threads = *x.shape[:2], torch.get_num_threads() if is_split else 1
@@ -42,10 +42,10 @@ def _slices(length, count):
 
 
 def run(function: Callable, parts: Sequence) -> list:
-    """Returns ``function(part)`` for each part, without recording gradients.
+    """Returns ``function(part)`` for each part; call it where gradients are not recorded.
 
-    The operations of a part use one thread. If parts raise exceptions, so does this function, after all parts
-    have ended.
+    Several parts are computed at the same time if torch has several threads and no dispatch mode is active.
+    The operations of a part then use one thread, and an exception is raised after all parts have ended.
     """
     # Modes that count or replace operations, such as FlopCounterMode, apply to the current thread only.
     if len(parts) == 1 or torch.get_num_threads() == 1 or torch._C._len_torch_dispatch_stack():

@@ -63,7 +63,7 @@ class AbsolutePosition(Float32Parameters):
 
         Args:
             x: token embeddings (B, L, E).
-            positions: positions (B, L) from 0 on, in any order and possibly repeated.
+            positions: positions (B, L) from 0 on, in any order and possibly repeated; arbitrary at padding.
             tokens: token indices (B, L).
         """
         raise NotImplementedError

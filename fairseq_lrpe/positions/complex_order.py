@@ -19,6 +19,9 @@ class ComplexOrder(AbsolutePosition):
     float64, because positions can be large.
 
     The parameter is ``omega.weight`` (vocab_size, E/2). The time is O(L E).
+
+    Raises:
+        ValueError: if the embedding dimension is odd.
     """
 
     float32_parameters = ("omega.weight",)

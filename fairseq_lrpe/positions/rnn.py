@@ -57,7 +57,7 @@ class RNN(AbsolutePosition):
 
     @staticmethod
     def _read(rnn, x, is_token, state=None):
-        """Returns the state (B, L, width) after each row of x, of which only tokens are read."""
+        """Returns the state (B, L, width) after each row of x; padding leaves the state unchanged."""
         if not is_token.size(1):
             return x[..., :1].expand(*x.shape[:2], rnn.hidden_size)
         inputs = x.to(rnn.weight_ih_l0.dtype)

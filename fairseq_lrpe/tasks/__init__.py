@@ -8,4 +8,4 @@ FAMILIES = {
     "question_generation": "question_generator",
     "image_classification": "vit",
 }
-"""{task: required family of architectures}; tasks of other plugins accept every architecture."""
+"""{task: required family of architectures}; all other tasks accept every architecture."""

@@ -1,8 +1,8 @@
 """Synthetic problems in which only the answers are predicted: recall, lists of items, and needles in a text.
 
 ``MQAR`` is multi-query associative recall (Arora et al. 2023, "Zoology"); the distribution of the queries is
-that of its public code (HazyResearch/zoology, zoology/data/multiquery_ar.py). The other problems are those of
-Kazemnejad et al. 2023 (Table 1) that need no text: their symbols are tokens here, not words of a prompt.
+that of its public code (HazyResearch/zoology, zoology/data/multiquery_ar.py). The list problems are from
+Kazemnejad et al. 2023 (Table 1); here, their symbols are tokens, not words of a prompt.
 """
 
 import math
@@ -89,7 +89,7 @@ class MQAR(ItemsProblem):
 class ListProblem(ItemsProblem):
     """Base class of problems on a list of random items: ``> x_1 .. x_n = answer #``, followed by ``#``.
 
-    The number of items is uniform in ``min_items``..``num_items``.
+    The number of items is uniform in ``min_items``..``num_items``. The first ``#`` is predicted, too.
     """
 
     @property

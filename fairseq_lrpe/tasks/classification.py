@@ -48,7 +48,7 @@ def is_joined(about: dict, pairs: str) -> bool:
 
 
 def truncated_lengths(first: int, second: int, total: int) -> tuple[int, int]:
-    """Returns the lengths of two texts cut to ``total`` tokens in all, first by truncating the longer one."""
+    """Returns the lengths of two texts cut to ``total`` tokens in all: first the longer one, down to half."""
     if first + second > total:
         half = total // 2
         first = min(first, max(total - half, total - second))

@@ -102,7 +102,7 @@ class ImageDataset(LabeledDataset):
             return decode(self.content[begin : begin + size])
         except ValueError as error:
             name = f"{self.prefix}.input0.bin: image {index:,}"
-            raise UserError(f"{name} is damaged ({error}): prepare the data again") from None
+            raise UserError(f"{name} is damaged ({error}): delete and prepare the data again") from None
 
     def __getitem__(self, index):
         image = transforms.resize_and_center_crop(self.image(int(index)), self.cfg.image_size)
@@ -117,7 +117,7 @@ class AugmentedDataset(ImageDataset):
 
     Items are (index, (bytes (S, S, 3), box to erase or None), label). An epoch consists of a random
     1 / repeats of the images, each ``repeats`` times in a row, as in DeiT's sampler. All random choices
-    depend only on seed, epoch and index.
+    depend only on the seed, the epoch and the indices of a sample or batch.
     """
 
     epoch = 1

@@ -33,7 +33,9 @@ class MemoryLMConfig(LanguageModelingConfig):
         "(running sums of linear attention over all previous positions)",
     )
     clamp_length: int = flag(0, "maximum distance in encodings; it replaces larger ones (0: no maximum)")
-    same_length: bool = flag(False, "let each position attend to exactly --memory-length positions")
+    same_length: bool = flag(
+        False, "limit the attention of each position to the last --memory-length positions, including itself"
+    )
     update_freq: list[int] = field(default=II("optimization.update_freq"))
 
 
@@ -88,7 +90,7 @@ class SegmentDataset(SequenceDataset):
         return int(index), torch.from_numpy(padded)
 
     def collater(self, samples):
-        """Returns a batch of segments with one number, and their :class:`Segment`."""
+        """Returns a batch of segments with the same number; its net_input contains their :class:`Segment`."""
         batch = super().collater(samples)
         if batch:
             number, stream = divmod(samples[0][0], self.streams)
@@ -99,7 +101,7 @@ class SegmentDataset(SequenceDataset):
     def batches(self, limit: int | None, processes: int) -> list[list[int]]:
         """Returns the indices of each batch, in order; process i uses batches i, i + processes, ...
 
-        A batch has at most ``limit`` streams. Every segment is split into batches in the same way.
+        A batch has at most ``limit`` streams. The streams are grouped in the same way for every segment.
         """
         if self.streams % processes:
             streams = f"--streams {self.streams}"
@@ -130,7 +132,7 @@ class MemoryLMTask(LanguageModelingTask):
 
     @staticmethod
     def check_arguments(args):
-        """Raises a UserError for invalid arguments of one of fairseq's commands."""
+        """Raises a UserError unless --sample-break-mode is eos in generation, and none in other commands."""
         generating, mode = hasattr(args, "beam"), args.sample_break_mode
         needed = "eos" if generating else "none"
         if mode != needed:
@@ -161,8 +163,9 @@ class MemoryLMTask(LanguageModelingTask):
                 size = len(batches[0])
                 if streams != size * processes * steps:
                     raise UserError(
-                        f"an update must have all {streams} streams, but {size} (--batch-size) × {processes} "
-                        f"(processes) × {steps} (--update-freq) is {size * processes * steps}: change one"
+                        f"an update must have all {streams} streams, but {size} (streams per batch) × "
+                        f"{processes} (processes) × {steps} (--update-freq) is {size * processes * steps}: "
+                        "change --batch-size, --max-tokens or --update-freq"
                     )
         return iterators.EpochBatchIterator(
             dataset,

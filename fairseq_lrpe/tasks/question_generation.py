@@ -46,7 +46,7 @@ class QuestionGenerationTask(TranslationTask):
             self.language = word_pieces.read_preparation(self.folder)["language"]
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Returns the model; for training, it is initialized from the BERT given by --encoder."""
+        """Returns the model; for training, its encoder gets the weights of the BERT in --encoder, if any."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and cfg.encoder != bert_weights.SCRATCH:
             with exit_on_error("fairseq_lrpe"):

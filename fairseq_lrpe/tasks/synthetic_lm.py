@@ -26,7 +26,7 @@ class SyntheticLMConfig(FairseqDataclass):
     """Flags of the task ``synthetic_lm``; the sizes of problems other than ``problem`` are ignored."""
 
     problem: str = flag("search", f"kind of problem: {', '.join(PROBLEMS)}")
-    tokens_per_sample: int = flag(512, "number of predicted characters per sequence")
+    tokens_per_sample: int = flag(512, "number of symbols per sequence, without the first one")
     digits: int = flag(8, "addition: maximum number of digits per number")
     letters: int = flag(13, "index: number of letters per string")
     first: int = flag(48, "search: number of random letters at the start")
@@ -58,7 +58,7 @@ class GeneratedDataset(SequenceDataset):
         self.epoch = epoch if self.split == "train" else 1
 
     def text(self, index: int) -> str:
-        """Returns the sequence with this index; all characters except the first are predicted."""
+        """Returns the text with this index of a problem with characters; all but the first are predicted."""
         return self.task.problem.text(self.random(index), self.length + 1)
 
     def random(self, index: int) -> Random:
@@ -89,7 +89,7 @@ class GeneratedDataset(SequenceDataset):
 
 @register_task("synthetic_lm", dataclass=SyntheticLMConfig)
 class SyntheticLMTask(FairseqTask):
-    """Language modeling of a problem's characters, with the splits train, valid and test."""
+    """Language modeling of a problem's characters or symbols, with the splits train, valid and test."""
 
     def __init__(self, cfg, **_):
         super().__init__(cfg)

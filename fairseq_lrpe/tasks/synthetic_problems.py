@@ -1,6 +1,6 @@
-"""Generators of text for the synthetic problems of RoPER (Harik and Jayasiri 2022).
+"""The synthetic problems of RoPER (Harik and Jayasiri 2022), and the construction of all problems by name.
 
-The paper's web page shows the format of each problem. The page does not state the distributions of
+The web page of RoPER's paper shows the format of its problems. It does not state the distributions of
 numbers and positions, nor the lengths in Search: they are our choice (docs/deviations.md).
 """
 
@@ -140,7 +140,7 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
     """Returns the problem ``name`` with the sizes that are attributes of ``sizes``, such as ``num_items``.
 
     Raises:
-        UserError: if the name is unknown, sizes are below 1 or contradict each other, or ``length`` is too
+        UserError: if the name is unknown, sizes are invalid, ``haystack`` is missing, or ``length`` is too
             small for the longest question and its answer, or for a text with one copy.
     """
     if name not in PROBLEMS:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 class UserError(ValueError):
     """Raised for an invalid option, an invalid YAML file or missing data.
 
-    The command line prints it as one line. Other exceptions are bugs and keep their traceback.
+    The command line prints it without a traceback. Unexpected exceptions are bugs and keep their traceback.
     """
 
 

@@ -73,7 +73,7 @@ def _entries(folder):
 
 def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
     if not path.is_file():
-        raise UserError(f"{path} is not a regular file")
+        raise UserError(f"{path} is missing, or is not a regular file")
     if path.stat().st_size > limit:
         raise UserError(f"{path} exceeds the limit of {limit:,} bytes")
     return path.read_bytes()
@@ -95,7 +95,7 @@ def byte_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a UTF-8 text without line endings; no other characters end a line."""
+    """Yields the lines of a UTF-8 file like :func:`byte_lines`; raises a UserError for other encodings."""
     with path.open("rb") as file:
         for number, line in enumerate(byte_lines(file, str(path)), 1):
             try:

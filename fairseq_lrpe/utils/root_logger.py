@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def unchanged_root_logger() -> Iterator[None]:
-    """Context after which the root logger has its former level and handlers."""
+    """Restores the level and the handlers of the root logger at the end of the block."""
     level, handlers = logging.root.level, list(logging.root.handlers)
     try:
         yield

@@ -21,7 +21,7 @@ GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its o
 # then take a quarter of the training time on the CPU. With these settings, glibc keeps the memory.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 REJECTION = re.compile(r"fairseq_lrpe: |(fairseq-[a-z-]+|\w+\.py): error: ")
-"""Start of the last line of a command of fairseq that rejects its arguments."""
+"""Start of the last line that a command of fairseq prints if it rejects its arguments."""
 SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -29,7 +29,7 @@ PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 class CommandFailed(Exception):
-    """Raised if a command exits with a non-zero code."""
+    """Raised if a command exits with a non-zero code or is stopped."""
 
 
 class CommandRejected(CommandFailed):
@@ -56,7 +56,7 @@ def run_command(
         popen: Further arguments of ``subprocess.Popen``.
 
     Raises:
-        CommandFailed: If the exit code is not 0, or ``stop`` was set.
+        CommandFailed: If the exit code is not 0 (CommandRejected for invalid arguments), or ``stop`` was set.
     """
     program = Path(sys.executable).parent / command[0]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def available_cores() -> int:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """Returns a ``preexec_fn`` for a child process: Linux terminates it when this process dies."""
+    """Returns a ``preexec_fn``: the child ignores CLUSTER_SIGNALS and, on Linux, ends with this process."""
     return partial(_die_with, os.getpid())
 
 

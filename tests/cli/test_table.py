@@ -224,6 +224,6 @@ def test_nothing_starts_without_data(tmp_path):
     done = run_here(table_command.main, *words)
     [line] = done.stderr.strip().splitlines()
     assert done.returncode == 1 and "lm/mini is skipped: " in line and "nowhere lacks dict.txt" in line
-    assert "create these files with fairseq-preprocess, or override data=FOLDER" in line
+    assert "create these files with `lrpe prepare` or fairseq-preprocess, or override data=FOLDER" in line
     assert "roberta/mini is skipped: " in line
     assert not (tmp_path / "results").exists()

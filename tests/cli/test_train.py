@@ -166,7 +166,7 @@ def test_flags_that_lrpe_sets_are_rejected(small, tmp_path):
         (["--", "--reset-optimizer"], "--reset-optimizer"),
     ):
         done = run([*small, "--results", tmp_path, *words])
-        assert done.returncode == 1 and f"train: {flag} cannot be set: lrpe sets it" in done.stderr
+        assert done.returncode == 1 and f"train: {flag} cannot be set, because lrpe" in done.stderr
     assert not list(tmp_path.iterdir())
 
 

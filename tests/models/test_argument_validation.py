@@ -16,7 +16,7 @@ from support.tiny import run_here, train_flags, train_here
     ("linear_lm_t5", "", "'t5' does not exist in linear attention: pass --arch softmax_lm_t5"),
     ("linear_lm_tmlr_type1", "--feature-map exp", "denominator or content"),
     ("linear_lm_rope", "--lrpe-core unitary", "is an option of the encoding 'lrpe'"),
-    ("linear_lm", "--encoding t5", "use softmax attention (--attention softmax), or one of"),
+    ("linear_lm", "--encoding t5", "--decoder-attention softmax), or one of"),
     ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute'"),
     ("softmax_lm", "--token-positions floater_every_layer --checkpoint-activations",
      "are not supported with the token positions floater_every_layer"),
@@ -29,7 +29,7 @@ from support.tiny import run_here, train_flags, train_here
      "--ddp-backend fully_sharded does not support the encoding tupe"),
     ("softmax_lm_tupe_a",
      "--checkpoint-activations --distributed-world-size 2 --distributed-init-method env://",
-     "pytorch_ddp with --checkpoint-activations does not support the encoding tupe"),
+     "--offload-activations does not support the encoding tupe"),
     ("linear_lm_base", "--task masked_lm", "requires an architecture of the family roberta"),
     ("linear_lm_base", "--restore-file nowhere.pt", "the checkpoint nowhere.pt does not exist"),
 ])  # fmt: skip
@@ -68,7 +68,7 @@ def test_shards_need_only_the_training_set(train, data_bin, tmp_path):
     assert done.returncode == 0, done.stderr
     (shard / "train.bin").unlink()
     done = train("linear_lm_base", tmp_path / "new", data=f"{data_bin}:{shard}")
-    assert_rejected(done, "shard/train.bin is missing: run fairseq-preprocess", tmp_path / "new")
+    assert_rejected(done, "shard/train.bin is missing: prepare the data again", tmp_path / "new")
 
 
 def test_invalid_checkpoint(checkpoint, data_bin, tmp_path):

@@ -219,12 +219,12 @@ def test_training_and_evaluation(train, data_bin, tmp_path, caplog):
 
 SEQUENCES = "--randomized-positions 64"
 REFUSALS = [
-    ("softmax_lm_fox", SEQUENCES, "fox depends on the input instead of positions"),
-    ("linear_lm_selective_rope", SEQUENCES, "selective_rope depends on the input"),
-    ("softmax_lm_cope", SEQUENCES, "cope depends on the input"),
-    ("softmax_lm_stick_breaking", SEQUENCES, "stick_breaking depends on the input"),
-    ("softmax_lm_nope", SEQUENCES, "--randomized-positions needs positions"),
-    ("softmax_lm_nope", f"{SEQUENCES} --token-positions rnn", "--randomized-positions needs positions"),
+    ("softmax_lm_fox", SEQUENCES, "does not support the encoding fox, which accumulates values"),
+    ("linear_lm_selective_rope", SEQUENCES, "does not support the encoding selective_rope"),
+    ("softmax_lm_cope", SEQUENCES, "does not support the encoding cope"),
+    ("softmax_lm_stick_breaking", SEQUENCES, "does not support the encoding stick_breaking"),
+    ("softmax_lm_nope", SEQUENCES, "--randomized-positions would change nothing"),
+    ("softmax_lm_nope", f"{SEQUENCES} --token-positions rnn", "--randomized-positions would change nothing"),
     ("softmax_lm_rope", f"{SEQUENCES} --rope-scaling yarn:2:32", "--rope-scaling assumes consecutive"),
     ("softmax_lm_rope", f"{SEQUENCES} --checkpoint-activations", "where random positions would differ"),
     ("softmax_lm_rope", "--randomized-positions -1", "must be at least 1, not -1"),

@@ -186,6 +186,7 @@ def test_resumed_training_is_identical(folders, tmp_path):
 
 
 @pytest.mark.parametrize("kind, change, flags, message", [
+    ("one", replace_labels([]), "", "train.label.npy has no labels"),
     ("one", replace_labels([0] * 23), "", "24 rows, but 23 labels"),
     ("one", replace_labels([0] * 23 + [-1]), "", "has labels -1 to 0 instead of 0 to 1"),
     ("one", replace_labels([0] * 23 + [2]), "", "instead of 0 to 1, the labels of about.json"),

@@ -234,7 +234,7 @@ def test_missing_pillow(folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("change", "flags", "message"), [
     (remove_file("about.json"), "", "about.json is missing or damaged"),
-    (replace_labels([0] * 24 + [3]), "", "or labels other than the 3 labels of about.json"),
+    (replace_labels([0] * 24 + [3]), "", "instead of 0 to 2, the labels of about.json"),
     (None, "--arch linear_vit_rope --image-size 33", "--image-size 33 is not divisible by --patch-size 16"),
     (None, "--arch linear_lm_rope", "requires an architecture of the family vit"),
 ])  # fmt: skip

@@ -54,7 +54,7 @@ def method_flags() -> list[str]:
 
 
 def foreign_encoding(key: str, method: str) -> str | None:
-    """Returns the encoding with the option ``key``, as ``train.lrpe_core``, or None if the method has it."""
+    """Returns the encoding with the option ``key``; None without one, or if the method has this encoding."""
     encoding = option_flags().get(key.removeprefix("train."))
     return None if method in METHODS and METHODS[method].encoding == encoding else encoding
 
@@ -114,7 +114,7 @@ class Experiment:
             if path in contents or not path.is_file():
                 last = display_path(list(contents)[-1])
                 wrong = "extends this file itself" if path in contents else "does not exist"
-                raise UserError(f"{last}: defaults: {base} {wrong}: choose another")
+                raise UserError(f"{last}: defaults: {base} {wrong}: choose another experiment")
             contents[path] = read_yaml(path)
             base = contents[path].pop("defaults", None)
         files = " or ".join(str(display_path(path)) for path in contents)
@@ -139,7 +139,7 @@ class Experiment:
         self.kind.check(cfg)
 
     def _locate(self, key, cfg=None):
-        """Returns (section, name) of a setting; fairseq-train checks the keys of ``train``."""
+        """Returns (section, name) of a key, or raises a UserError; ``train`` and ``OPEN`` accept new keys."""
         if key == "kind":
             raise UserError(
                 f"{self.name} is of kind {self.cfg.kind}: use another experiment to change the kind"
@@ -172,7 +172,7 @@ class Experiment:
             self.changes.pop(key, None)  # an earlier override of the same key
 
     def _differs(self, key, value):
-        """Returns whether a value identifies a run: it is new, or its key is in grid, choose or by_method."""
+        """Returns whether a value is not the YAML's, or its key is in grid, choose or by_method."""
         section, name = self._locate(key)
         by_method = any(name in flags for flags in self.cfg.by_method.values())
         return key in self.cfg.grid or key in self.cfg.choose or by_method or section.get(name) != value
@@ -202,7 +202,7 @@ class Experiment:
         changes = {**self.changes, **{k: v for k, v in changes.items() if self._differs(k, v)}}
         for key in changes:
             if encoding := foreign_encoding(key, method):
-                raise UserError(f"{key} is an option of the encoding {encoding}, not of {method}")
+                raise UserError(f"{key} is an option of the encoding {encoding}, not of {method}: omit it")
         grid = {key: values for key, values in self.cfg.grid.items() if key not in changes}
         cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
         runs = (Run(self.name, attention, method, seed) for seed in seeds)

@@ -231,7 +231,7 @@ class TableSpec:
 
 
 class Table(TableSpec):
-    """A table at one of ``SCALES``, with KEY=VALUE overrides for all experiments that have the key."""
+    """A table at one of ``SCALES``; KEY=VALUE overrides all experiments with KEY, or all if none has it."""
 
     def __init__(self, name: str, scale: str = "full", overrides: tuple | list = ()):
         super().__init__(name)

@@ -2,7 +2,7 @@
 
 On this device, tensors have shapes but no numbers. The model is that of the run's fairseq-train command, with
 dictionaries of which only the size is known. Inputs have the greatest length that the model accepts, except
-for translation and fine-tuning.
+those of translation, and those from which the FLOPs of fine-tuning are computed.
 """
 
 import math
@@ -98,7 +98,7 @@ class Estimate(NamedTuple):
 
 
 def estimate_training(job: Job) -> Estimate:
-    """Returns the cost of a training; raises UserError if flags are invalid or the vocabulary is unknown."""
+    """Returns the cost of a training, or raises a UserError that says why it cannot be estimated."""
     if not job.kind.trains:
         raise UserError("no estimate, because its runs train no model")
     batch, dtype, trained = job.cfg.batch, DTYPES[job.precision], job
@@ -131,7 +131,7 @@ def estimate_training(job: Job) -> Estimate:
 
 
 def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
-    """Returns the properties of a run's data, or those in ``CORPORA``; raises UserError without either."""
+    """Returns the properties of prepared data, or those in ``CORPORA``; raises a UserError without either."""
     if not (folders := kind.folders(cfg)):
         return Corpus()
     folder = folders[0]
@@ -156,7 +156,7 @@ def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
 
 @dataclass(frozen=True, eq=False)
 class BuiltModel:
-    """A model on the meta device, the settings of its task and of the model, and its data."""
+    """A model on the meta device, the settings of its task and of the model, and properties of its data."""
 
     model: nn.Module
     task: Namespace
@@ -229,7 +229,7 @@ def make_task(name: str, cfg: Namespace, corpus: Corpus):
 
 @cache
 def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch.dtype) -> tuple[int, int]:
-    """Returns (FLOPs, bytes of activations) of a forward and backward pass of ``size`` inputs."""
+    """Returns (FLOPs, bytes of saved tensors and the largest gradients) of the passes of ``size`` inputs."""
     model = built.model.to(dtype).train()
     counter = FlopCounterMode(display=False, custom_mapping={aten.baddbmm_: _baddbmm_flops})
     with patch_backends(), MetaNumbers():
@@ -318,9 +318,9 @@ def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=No
 
 
 def _rows(cutoff, tokens):
-    """Returns the tokens of each cluster of an adaptive softmax but the first, by Zipf's law.
+    """Returns one tensor of tokens for each cluster of an adaptive softmax but the first.
 
-    The words a .. b of V have a share of ln(b/a) / ln(V) of the tokens.
+    Their sizes follow Zipf's law: the words a .. b of V have a share of ln(b/a) / ln(V) of the tokens.
     """
     shares = (math.log(last / first) / math.log(cutoff[-1]) for first, last in pairwise(cutoff))
     return [tokens.new_empty(math.ceil(share * tokens.numel())) for share in shares]
@@ -340,7 +340,7 @@ def _adaptive_input(module, tokens):
 
 @contextmanager
 def patch_backends():
-    """Makes torch use the operators of GPUs, such as efficient attention, on the meta device."""
+    """On the meta device, replaces operators by those of GPUs or ones with shapes that need no values."""
     with (
         patch.multiple(F, dropout=_dropout, scaled_dot_product_attention=_attention),
         patch.object(AdaptiveSoftmax, "adapt_target", _adapt_target),

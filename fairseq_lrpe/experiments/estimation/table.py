@@ -48,7 +48,7 @@ def estimated_machine(args: Namespace) -> dict[str, object]:
 
 
 def show_estimate(jobs: list[Job], gpu: str) -> None:
-    """Prints the estimate of jobs and of the trials among which they choose."""
+    """Prints the estimate of jobs, or of their trials if they choose; raises a UserError if none has one."""
     from fairseq_lrpe.experiments.estimation.cost import estimate_training  # takes seconds
 
     first, total, problems = jobs[0], 0.0, []

@@ -18,10 +18,10 @@ FILES = ("train.log", "log.jsonl", "checkpoints/checkpoint_best.pt", LAST)  # th
 
 
 def start(job, settings: dict) -> None:
-    """Copies the longest finished run with fewer updates, if any, into a new job's folder.
+    """Copies logs and checkpoints of the longest shorter run that ``check`` accepts into a new job's folder.
 
     The training then gives exactly the result of an uninterrupted one, since fairseq seeds each update by its
-    number. ``settings["extended"]``, for run.json, is set to the shorter run.
+    number. ``settings["extended"]``, for run.json, names the copied run, also if the job is resumed.
     """
     if (job.folder / LAST).exists():
         before = read_json(job.folder / "run.json")

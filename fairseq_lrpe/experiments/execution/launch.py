@@ -26,7 +26,8 @@ OWN_FLAGS = """
 
 
 def add_machine_flags(parser: ArgumentParser) -> None:
-    text = "GPUs per node, or with --cpu the number of processes (default: all GPUs, divided among --jobs)"
+    text = "GPUs per node, or with --cpu the number of processes (default: all GPUs, which a table divides "
+    text += "among --jobs; with SLURM, none are requested)"
     parser.add_argument("--gpus", type=min_int(1), help=text)
     parser.add_argument("--cpu", action="store_true", help="train on the CPU")
     parser.add_argument(
@@ -34,8 +35,6 @@ def add_machine_flags(parser: ArgumentParser) -> None:
         choices=PRECISIONS,
         help="precision of training (default: fp16 on GPUs, fp32 on the CPU)",
     )
-    text = "number of machines of each run (default: %(default)s)"
-    parser.add_argument("--nodes", type=min_int(1), default=1, help=text)
     add_results_flag(parser)
     text = "print the commands without running them, as if the GPUs requested by --gpus were available"
     parser.add_argument("--dry-run", action="store_true", help=text)
@@ -52,10 +51,13 @@ def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:
     gpus = (0 if args.cpu else available // jobs) if args.gpus is None else args.gpus
     cpu = args.cpu or (not available and not (gpus and args.dry_run))
     if not cpu and not args.dry_run and (gpus or 1) * jobs > available:
+        if jobs == 1:
+            raise UserError(f"--gpus {gpus} exceeds this machine's {available} GPUs: reduce it")
         wanted = f"--jobs {jobs} with {gpus or 1} GPUs each"
         raise UserError(f"{wanted} needs more than this machine's {available}: reduce --jobs or --gpus")
     if args.nodes > 1 and not (gpus and rendezvous):
-        raise UserError(f"--nodes {args.nodes} requires --gpus (per node) and --rendezvous HOST:PORT")
+        either = "--launcher slurm or, with `lrpe train`, --rendezvous HOST:PORT"
+        raise UserError(f"--nodes {args.nodes} requires --gpus (per node) and either {either}")
     precision = args.precision or ("fp32" if cpu else "fp16")
     if cpu and precision != "fp32":
         raise UserError(f"--precision {precision} needs a GPU; on the CPU use fp32")
@@ -120,8 +122,8 @@ def check_own_flags(configured: dict, more: list[str]) -> None:
     named |= {name: f"train.{name}" for name in configured}
     if name := next((name for name in named if name in OWN_FLAGS), None):
         raise UserError(
-            f"{named[name]} cannot be set: lrpe sets it by METHOD, updates=, batch., starts_from=, --seeds, "
-            "--cpu, --gpus, --precision or --results, or needs its own value"
+            f"{named[name]} cannot be set, because lrpe chooses its value: omit it, or use METHOD, updates=, "
+            "batch., starts_from=, --seeds, --cpu, --gpus, --precision or --results, if one has its effect"
         )
 
 

@@ -46,7 +46,8 @@ def describe_folder(folder: Path, updates: int) -> str:
 def show_training(job, log: Log) -> Iterator:
     """Yields a function that records a line of fairseq's output in the log and shows the progress.
 
-    On a terminal, a single line is updated. Otherwise, a line is printed at the start and once a minute.
+    On a terminal, a single line is updated. Otherwise, a line is printed at the start and once a minute. Each
+    validation has a line of its own.
     Nothing is shown of a run that is executed in a thread beside others.
     """
     if job.stop is not None:

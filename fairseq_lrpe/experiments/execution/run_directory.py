@@ -99,8 +99,8 @@ class InUse(UserError):
 def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
     """Creates the folder if necessary and holds its lock during the block.
 
-    Raises InUse if another process still holds the lock after ``timeout`` seconds. Subprocesses inherit the
-    lock, and hold it for a short time after this process is killed.
+    Yields the open lock file; subprocesses that inherit it hold the lock until they end, even if this process
+    is killed. Raises InUse if another process still holds the lock after ``timeout`` seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + timeout
@@ -126,10 +126,10 @@ def is_locked(folder: Path) -> bool:
 
 
 def check_settings(folder: Path, settings: dict) -> None:
-    """Raises UserError if the run in the folder has been trained with different settings.
+    """Raises UserError if the run in the folder was trained with other settings, data or initial checkpoint.
 
-    The machine and the versions may differ, since the total batch stays the same. run.json lists the versions
-    of the last start.
+    The machine, except for the precision, and the versions may differ, since the total batch stays the same.
+    run.json lists the versions of the last start.
     """
     before = read_json(folder / "run.json")
     trained = (folder / name for name in ("checkpoints", "evaluation.json"))
@@ -186,10 +186,11 @@ def checkpoint_updates(checkpoint: Path) -> int | None:
 
 
 def repair_checkpoints(checkpoints: Path) -> None:
-    """Replaces truncated best and last checkpoints with the newest complete one, or removes them.
+    """Replaces unreadable best and last checkpoints, or removes them if no checkpoint is complete.
 
     fairseq writes a checkpoint atomically, and then copies it to checkpoint_best.pt and checkpoint_last.pt.
-    If fairseq is killed while it copies, the newest complete checkpoint replaces the truncated copies.
+    If it is killed while it copies, the newest complete checkpoint replaces a truncated copy, and
+    checkpoint_last.pt also if it is missing.
     """
     from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable  # imports torch, which takes seconds
 
@@ -212,8 +213,8 @@ KINDS = ("train_inner", "valid", "train")  # kinds of log entries, in the order 
 class Log:
     """The metrics that fairseq writes to the log ``name`` in a run's folder, copied to log.jsonl.
 
-    The constructor adds metrics that are missing in log.jsonl, because its writer was killed, from the logs,
-    and drops those after ``completed`` updates, from which training resumes.
+    ``entries`` are the metrics up to ``completed`` updates, from which training resumes; those that are
+    missing in log.jsonl, because its writer was killed, are read from the logs.
     """
 
     pattern = re.compile(rf"\| ({'|'.join(KINDS)}) \| (\{{.*\}})$")

@@ -2,7 +2,7 @@
 
 A run's folder contains run.json (settings, versions), command.sh, train.log and log.jsonl, checkpoints,
 eval-<name>.log and evaluation.json: {"evaluations": {name: {"settings", metric: value, ..}}, "finished"}.
-A run that chooses among trials also has {"chosen", "checkpoint", "tried": {trial: evaluations}}.
+If the run chooses among trials, this file also has {"chosen", "checkpoint", "tried": {trial: evaluations}}.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ class Job:
 
     @property
     def train_flags(self) -> dict[str, object]:
-        """{name with underscores: value} of the configured flags, also of those of the method."""
+        """{name with underscores: value} of the flags in ``train`` and, for the method, in ``by_method``."""
         return {**self.cfg.train, **self.cfg.by_method.get(self.run.method, {})}
 
     @cached_property
@@ -169,7 +169,7 @@ class Job:
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
-    folder, remedy = REPOSITORY / cfg.data, "create these files with fairseq-preprocess"
+    folder, remedy = REPOSITORY / cfg.data, "create these files with `lrpe prepare` or fairseq-preprocess"
     names = {os.path.relpath(path, folder): path for path in kind.data(cfg)}
     if absent := [name for name, path in names.items() if not path.is_file()]:
         bin_folder = next(iter(kind.folders(cfg)), folder)
@@ -279,7 +279,7 @@ def run_worker(job: Job) -> None:
 def choose(job: Job, trials: list[Job], settings: dict) -> None:
     """Executes the trials, and records the evaluations and the checkpoint of the best for the run.
 
-    The first metric of the kind in the first evaluation decides. Other trials' checkpoints are removed.
+    The first metric of the kind in the first evaluation decides. All other checkpoints are removed.
     """
     write_json(job.folder / "run.json", settings)
     first, metric = next(iter(job.kind.evaluations(job.cfg))), next(iter(job.kind.metrics))
@@ -333,7 +333,7 @@ def trial_name(job: Job, trial: Job) -> str:
 def evaluate(job: Job, name: str) -> None:
     if job.kind.trains and not job.checkpoint.exists():
         existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
-        remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else "remove the folder"
+        remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else "remove the run's folder"
         raise UserError(f"{job.checkpoint} does not exist: {remedy}")
     settings = evaluation_settings(job, name)
     record_evaluation(job, name, {"settings": settings, **job.kind.evaluate(job, name)})

@@ -39,7 +39,9 @@ def jobs_with_data(
 ) -> tuple[dict[Run, Job], list[str]]:
     """Returns the runs that can start, and messages about those that cannot.
 
-    A run cannot start if its data is missing, or if it is finished with other data or settings.
+    A run cannot start if its data or the checkpoint from which it starts is missing, or if it is finished
+    with other data or settings. Raises a UserError if no run can start, or if a batch cannot be divided among
+    the GPUs.
     """
     ready, messages = {}, {}
     for run, job in planned.items():
@@ -63,7 +65,7 @@ def jobs_with_data(
 
 
 def execute_or_wait(job: Job) -> str | None:
-    """Executes a run, unless another process does; returns the message of its error, or None."""
+    """Executes a run, or waits while another process does; returns the message of its error, or None."""
     try:
         job.check()
         while (state := job.state) != "finished" and not job.stop.is_set():
@@ -130,7 +132,7 @@ class Scheduler:
         return self.errors
 
     def start(self, pool: ThreadPoolExecutor) -> None:
-        """Starts a ready run, or waits for one that another process executes if no other is ready."""
+        """Starts a ready run, preferably one not in use, or fails it if a run that it needs has failed."""
         free = next((run for run in self.ready if self.jobs[run].state != "in use"), None)
         run = free or self.ready[0]
         self.ready.remove(run)

@@ -30,7 +30,7 @@ from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job, execute_run
-from fairseq_lrpe.utils.cli import exit_on_error, print_wide, resumable
+from fairseq_lrpe.utils.cli import exit_on_error, min_int, print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, output_folder
 
@@ -46,6 +46,8 @@ LOCK_TIMEOUT = 600  # seconds for another command that submits runs to the same 
 
 def add_flags(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("cluster")
+    text = "number of machines of each run (default: %(default)s)"
+    group.add_argument("--nodes", type=min_int(1), default=1, help=text)
     text = "execute the runs on this machine (default), or submit each as a job of SLURM"
     group.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
     text = "an option of sbatch, such as partition=gpu; may be repeated; configs/cluster.yaml has defaults"
@@ -104,7 +106,7 @@ def wait(jobs: dict[Run, Job], args: Namespace, submitted: set[Run], waiting: in
 
 @dataclass
 class SlurmRun(submitit.helpers.Checkpointable):
-    """A function that a SLURM job calls on each of its nodes, also after a requeue; submitit pickles it."""
+    """Executes a run in a SLURM job: on each of its nodes, and again after a requeue. submitit pickles it."""
 
     job: Job
     args: Namespace
@@ -126,7 +128,7 @@ class SlurmRun(submitit.helpers.Checkpointable):
 
 
 def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
-    """Returns the options of sbatch: the defaults, those of configs/cluster.yaml, and ``given`` KEY=VALUE."""
+    """Returns sbatch's options: defaults, overridden by configs/cluster.yaml, then ``given`` and ``gpus``."""
     path = REPOSITORY / "configs/cluster.yaml"
     found = {**DEFAULTS, **(read_yaml(path) if path.is_file() else {})}
     for text in given:
@@ -143,7 +145,7 @@ def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
 
 
 def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) -> tuple[list[Run], int]:
-    """Submits the runs that are neither finished nor in the queue, each after those it needs.
+    """Submits the runs that are neither finished, in use nor in the queue, each after those it needs.
 
     Runs in ``failed`` and those that need them are not submitted. Returns the submitted runs, and how many
     wait for others or, with --jobs, for a shorter queue.
@@ -215,7 +217,7 @@ def queue(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
 
 
 def ended_state(job: Job) -> tuple[str, str]:
-    """Returns (id, state) of a run that is not queued; that of a failed run has the last line of its log."""
+    """Returns (job id, state) of a run that is not queued; if it failed, with the last line of its log."""
     folder, state = job.folder / FOLDER, job.state
     number = max((int(path.name.split("_")[0]) for path in folder.glob("*_submitted.pkl")), default="-")
     if state in ("finished", "in use"):

@@ -21,7 +21,7 @@ def trained_weights(run: Path) -> Tensor:
     heads and layers (see :func:`relative_weights`).
 
     Raises:
-        UserError: if the run has no checkpoint, or its data does not exist.
+        UserError: if the run has no checkpoint of a language model, or its data does not exist.
     """
     checkpoint, _ = find(run, ["language_modeling"])
     trained, weights = load_model(checkpoint, cpu=True), []

@@ -46,7 +46,8 @@ class Classifier(TrainedModel):
                 as Pillow's images.
 
         Raises:
-            ValueError: if an input has another number of texts than the training data, or is a damaged image.
+            ValueError: if ``inputs`` is a single text or path, an input has another number of texts than the
+                training data or too many tokens, or an image cannot be read.
         """
         if isinstance(inputs, str | Path):
             raise UserError("expected a list of texts or images, not a single one: put it into a list")
@@ -72,7 +73,7 @@ class Classifier(TrainedModel):
 
     @torch.no_grad()
     def predict_split(self, split: str) -> list[tuple]:
-        """Returns (label, true label or None) of each row of a split."""
+        """Returns (predicted, true) labels or scores of the rows of a split; unknown true ones are None."""
         self.task.load_dataset(split)
         dataset, rows = self.task.dataset(split), {}
         batches = self.task.get_batch_iterator(dataset, max_sentences=BATCH_SIZE)
@@ -124,7 +125,7 @@ class SentenceClassifier(Classifier):
             parts.append(dictionary.encode_line(line, add_if_not_exist=False).long())
         tokens, limit = torch.cat(parts), self.task.max_positions()
         if len(tokens) > limit and str(cfg.shorten_method) != "truncate":
-            raise UserError(f"a text has {len(tokens)} tokens, and the model accepts at most {limit}")
+            raise UserError(f"a text has {len(tokens)} tokens, and the model accepts {limit}: shorten it")
         return tokens[:limit]
 
     def batch(self, rows):

@@ -30,18 +30,18 @@ from fairseq_lrpe.utils.files import write_atomic
 from fairseq_lrpe.utils.suggest import choices
 
 PROBLEMS = 128
-"""Number of problems, as in the paper; all models get the same problems."""
+"""Number of problems of addition and index, as in the RoPER paper; all models get the same problems."""
 SEQUENCES = 512
-"""Number of sequences of problems in which only answers are predicted, up to 1,024 tokens."""
+"""Number of evaluated sequences of up to 1,024 tokens, for problems in which only answers are predicted."""
 LEAST_SEQUENCES, TOKENS = 128, 2**19
-"""Longer sequences are fewer: as many as have this number of tokens, but at least ``LEAST_SEQUENCES``."""
+"""Longer sequences are fewer: as many as have ``TOKENS`` tokens in all, but at least ``LEAST_SEQUENCES``."""
 BATCH_TOKENS = 2**13
 SIZES = [*(field.name for field in fields(ItemsProblem)), "tokens_per_sample"]
 
 
 @torch.no_grad()
 def complete(model, questions: list[torch.Tensor], length: int, end: int) -> list[list[int]]:
-    """Returns the greedy completion of each question, up to and including the token ``end``.
+    """Returns the greedy completion of each question, up to and including the token ``end``, if it occurs.
 
     The questions, one-dimensional tensors, are decoded in one batch, with incremental state unless positions
     are random. A question and its answer have at most ``length`` tokens together.

@@ -37,7 +37,7 @@ class Generator(TrainedModel):
         for i, length in zip(numbers, lengths, strict=True):
             if length > limit:
                 problem = f"line {i + 1} has {length} tokens"
-                raise UserError(f"{problem}, and the model accepts at most {limit}")
+                raise UserError(f"{problem}, and the model accepts at most {limit}: shorten it")
         dataset = task.build_dataset_for_inference(tokens, lengths)
         batches = task.get_batch_iterator(dataset, max_sentences=BATCH_SIZE)
         generator = task.build_generator([model], Namespace(beam=beam, **flags))

@@ -38,7 +38,7 @@ def submission_files(task: str) -> dict[str, str]:
 
 
 def finished_runs(folder: Path) -> Iterator[GlueRun]:
-    """Yields a method's finished runs on GLUE tasks, without trials that were not chosen."""
+    """Yields a method's finished runs on GLUE tasks that still have a checkpoint, without trials."""
     for path in (*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*"))):
         record, settings = (read_json(path / f"{name}.json") for name in ("evaluation", "run"))
         if "finished" not in record or settings.get("kind") not in ("glue", "classifier"):

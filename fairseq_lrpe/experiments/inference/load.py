@@ -62,8 +62,8 @@ def load_model(
         cpu: whether to use the CPU if there is a GPU.
         rope_scaling: how to scale the angles of rotations for longer sequences, as TYPE:FACTOR, such as
             "yarn:4"; see :class:`fairseq_lrpe.ops.rope_scaling.RopeScaling`. The length in training is the
-            number of tokens in a block of a language model or masked language model; for other models, append
-            it, as in "yarn:4:512".
+            number of tokens in a block of a language model, with its memory, or masked language model; for
+            other models, append it, as in "yarn:4:512".
 
     Returns:
         The model, which has the methods of its family
@@ -75,8 +75,8 @@ def load_model(
         - classifiers, fine-tuned models and vision transformers: ``classify(texts or images)``
 
     Raises:
-        ValueError: if there is no readable checkpoint of a supported task, its data folder is missing, or its
-            model has no angles to scale.
+        ValueError: if there is no readable checkpoint of a supported task, its data folder is missing, or
+            ``rope_scaling`` is invalid or not supported by the model.
     """
     checkpoint, settings = find(Path(run_or_checkpoint).absolute(), MODELS)
     scaling = rope_scaling and RopeScaling.parse(rope_scaling, original_length=_trained_length(settings))
@@ -84,7 +84,7 @@ def load_model(
         data = REPOSITORY / utils.split_paths(settings["data"])[0]
     folder = None if data is None else Path(data).absolute()
     if folder and not folder.is_dir():
-        remedy = "pass data=FOLDER with a folder that has the same dictionary"
+        remedy = "restore it, or pass data=FOLDER with the same dictionary to load_model"
         raise UserError(f"the data folder {folder} of {checkpoint} does not exist: {remedy}")
     disabled = logging.root.manager.disable
     logging.disable(max(disabled, logging.INFO))  # fairseq logs the sizes of dictionaries

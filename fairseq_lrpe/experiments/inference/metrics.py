@@ -6,7 +6,7 @@ from fairseq_lrpe.utils.files import read_lines
 
 
 def predict_split(job, name: str, data: Path) -> tuple[list[str], list[str]]:
-    """Predicts the labels or scores of an evaluation's split; returns (predictions, targets) as text."""
+    """Writes predictions-<name>.tsv for an evaluation's split; returns (predictions, targets) as text."""
     split = job.kind.evaluations(job.cfg)[name]["split"]
     path = job.folder / f"predictions-{name}.tsv"
     words = [str(job.checkpoint), str(data), f"{split}={path}", *["--cpu"] * job.cpu]
@@ -21,7 +21,7 @@ def read_predictions(path: Path) -> tuple[list[str], list[str]]:
 
 
 def label_metrics(predicted: list[str], target: list[str]) -> dict[str, float]:
-    """Returns accuracy, Matthews correlation and, for binary tasks, the F1 of the label "1", in percent."""
+    """Returns accuracy, Matthews correlation and, for two labels with a "1", the F1 of "1", in percent."""
     from sklearn import metrics  # this import takes seconds
 
     pair = target, predicted

@@ -1,1 +1,1 @@
-"""Reports of the measurements of runs, finished or not: tables, plots and an HTML page."""
+"""Reports of the measurements of runs, finished or not: tables, plots and HTML pages."""

@@ -78,12 +78,12 @@ def _combine(cell, parts):
 def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
     """Returns a DataFrame with one line per cell of the table, in the order of ``table.cells``.
 
-    Its columns, beside those that identify the cell and its published number, are
+    Its columns, beside those that identify the cell and its published number, include
 
     - mean, std, seeds: mean and sample standard deviation over the seeds that are measured
     - state: the number of seeds, or how far the runs got
     - chosen: the changes of the chosen trial
-    - lengths, started_lengths: lengths of the trainings that are measured, and of all trainings
+    - lengths, started_lengths: lengths of the trainings that are measured, and of all that were started
     - is_apart: whether the length differs from the column's most frequent one; such a cell has no rank
     - is_best, paper_is_best, paper_rank, rank: among the rows of the same attention
     - difference, low, high, common_seeds: mean difference to the baseline over the common seeds with its 95%
@@ -169,7 +169,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _state(records):
-    """Returns the state of the unfinished run that got furthest, or "-" without runs."""
+    """Returns the state of the run that got furthest, for a cell without a value; "-" without runs."""
     readable = [record for record in records if record.state != "damaged"]
     if not readable:
         return "damaged" if records else "-"

@@ -64,7 +64,8 @@ class Answer:
 def answers(runs: Mapping[Run, RunRecord]) -> list[Answer]:
     """Returns an answer to each question whose column is measured.
 
-    Only encodings with measurements of all planned seeds are compared. Token positions are not.
+    Only methods with measurements of all planned seeds are compared, and no rows with changed settings, such
+    as those of token positions.
     """
     tables = {name: Table(name, "mini") for name in ("training_speed", *(about[2] for about in QUESTIONS))}
     found = []

@@ -163,7 +163,7 @@ def _position_entry(name, table, flags):
     return SimpleNamespace(
         name=name,
         aliases=[],
-        source="an absolute position embedding, combined with the embeddings of the tokens",
+        source="not a method: a choice of token positions, which can be combined with encodings",
         kind=encoding_kinds.TOKEN_POSITIONS,
         formula=_as_html(TOKEN_POSITIONS[name]),
         flags=shown,

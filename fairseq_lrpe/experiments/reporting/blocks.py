@@ -81,6 +81,7 @@ def scatter_plot(points: Iterable[tuple[float, float, str, str, str]]) -> Markup
     """Returns an SVG of perplexities at 1 × and 16 × the training length, on logarithmic axes.
 
     The best method of each kind and attention at 16 × has a label beside the plot; all have a tooltip.
+    Without points, the result is empty.
 
     Args:
         points: (perplexity at 1 ×, at 16 ×, method, attention, kind). Perplexities above ``HIGHEST`` are

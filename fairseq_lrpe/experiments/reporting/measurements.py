@@ -32,7 +32,7 @@ def load_results(results: str | Path) -> pd.DataFrame:
         - updates, reached: the planned and the completed number of updates
         - length, unit: the planned length of the training, such as 400 and "updates"
         - state: finished, running, stopped, failed or damaged
-        - problem: why a damaged run cannot be read
+        - problem: why a damaged run cannot be read, or why recorded results are outdated
         - folder: the run's folder, which does not exist for recorded runs
 
     For example:

@@ -55,7 +55,7 @@ class Line:
 
     @cached_property
     def points(self) -> pd.DataFrame:
-        """The mean, min and max over the seeds, by number of updates, where all values are finite.
+        """The mean, min, max and count over the seeds, by number of updates, where all have a finite value.
 
         If at least one of the runs has been evaluated, runs that have not been evaluated are ignored.
         """

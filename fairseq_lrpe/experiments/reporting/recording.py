@@ -106,7 +106,7 @@ def _settings_line(record):
 
 
 def data_digest(settings: dict) -> str:
-    """Returns eight hexadecimal digits that identify the sizes of the data files in a run.json."""
+    """Returns a digest of eight hexadecimal digits of the data sizes in a run.json, or that of a record."""
     data = settings.get("data", {})
     text = json.dumps(data, sort_keys=True)
     return data if isinstance(data, str) else hashlib.sha256(text.encode()).hexdigest()[:8]

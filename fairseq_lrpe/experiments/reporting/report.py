@@ -30,7 +30,7 @@ from fairseq_lrpe.utils.files import display_path
 
 STATES = ("finished", "running", "stopped", "failed", "damaged", "not started")
 EXPLANATIONS = {
-    r"^-$": "“-”: there is no number, because the paper has none, or because no run can be read.",
+    r"^-$": "“-”: there is no number, because the paper has none, or because no run has measured it yet.",
     r"\(\d+\)$": "The number of seeds is in brackets. The standard deviation over the seeds is after “±”.",
     r"\(\d+ of \d+\)$": "“(2 of 3)”: only some of the planned seeds have been measured.",
     r"^running ": "“running 240/400”: no seed has been measured, and one has trained for 240 of 400 updates "

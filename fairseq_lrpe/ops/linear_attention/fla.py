@@ -27,7 +27,7 @@ def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tens
     float32 in TF32 on GPUs that support it, unless the environment variable TRITON_F32_DEFAULT=ieee is set.
 
     Raises:
-        ValueError: if the kernels cannot run on this device, or for float64.
+        ValueError: if the kernels are not installed or cannot run on this device, or for float64.
         RuntimeError: in a backward pass with ``create_graph=True``.
     """
     if reason := fla_missing_requirement(q.device):

@@ -75,7 +75,7 @@ class Curve(NamedTuple):
 class Kind:
     """Base class of kinds of experiments; each is a file with a subclass and its only instance, ``KIND``.
 
-    ``job`` is a ``Job`` of ``experiments.execution.runner``: the run to execute, and how.
+    The argument ``job`` of methods, an ``experiments.execution.runner.Job``, is the run to execute.
     """
 
     settings: type[Settings] = TrainingSettings  # pydantic model of the YAML files of this kind

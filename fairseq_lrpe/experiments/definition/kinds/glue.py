@@ -106,7 +106,7 @@ class Glue(Kind):
 
 @cache
 def pretrained(path: Path) -> dict:
-    """Returns "arch", "flags", "types" (vocabulary size) and "data" (folder) of a pretrained checkpoint."""
+    """Returns {"arch", "flags" of the model, "types": vocabulary size, "data": folder} of a checkpoint."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
     state = read_checkpoint(path, "train one with `lrpe train roberta/...`")
@@ -132,8 +132,8 @@ def method_of(path: Path) -> tuple[str, str]:
 def measure(name: str, predicted: list[str], target: list[str]) -> dict[str, float]:
     """Returns {metric: value in percent} of predictions for the GLUE task ``name``, and the number of "rows".
 
-    "score" is the task's official metric, and "majority" is its value for always predicting the most frequent
-    label.
+    "score" is the task's official metric, and "majority", which the regression task STS-B lacks, is its value
+    for always predicting the most frequent label.
     """
     task = get_task(name)
     if not task.labels:

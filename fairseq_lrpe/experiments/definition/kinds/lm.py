@@ -83,7 +83,8 @@ def perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
     text = log.read_text()
     tokens = int(re.search(r"Evaluated ([\d,]+) tokens", text)[1].replace(",", ""))
     if not tokens or tokens != (expected or tokens):
-        raise UserError(f"fairseq-eval-lm evaluated only {tokens:,} tokens of the split: see {log}")
+        wrong = f"fairseq-eval-lm evaluated only {tokens:,} tokens of the split"
+        raise UserError(f"{wrong}, because it skips blocks that are too long for the model: see {log}")
     bits, perplexity = re.search(r"Loss \(base 2\): ([\w.]+), Perplexity: ([\w.]+)", text).groups()
     nats = math.log(2) * float(bits)
     return {"perplexity": float(perplexity), "bits": float(bits), "nats": nats, "tokens": tokens}
@@ -113,11 +114,12 @@ def check_length(job, split: str, length: int) -> int:
         raise UserError(f"this model reads at most {limit:,} tokens, not {length:,}: {reason}")
     path = REPOSITORY / job.cfg.data / split
     if not path.with_suffix(".idx").is_file():
-        raise UserError(f"the run's data has no {split} split: {path}.idx is missing")
+        raise UserError(f"{path}.idx does not exist: prepare the {split} split of the run's data")
     dataset = make_dataset(str(path), impl="mmap")  # must outlive its sizes, which are memory-mapped
     tokens = int(dataset.sizes.sum())
     if length > tokens:
-        raise UserError(f"the {split} split has {tokens:,} tokens, too few for a block of {length:,}")
+        wrong = f"has {tokens:,} tokens, too few for a block of {length:,}"
+        raise UserError(f"the {split} split {wrong}: use shorter blocks")
     return tokens
 
 
@@ -127,7 +129,7 @@ def trained_length(model: dict) -> int:
 
 
 def rope_scaling(text: str, length: int, model: dict):
-    """Returns the scaling of the model's angles for blocks of ``length`` tokens.
+    """Returns the ``RopeScaling`` of ``text``, TYPE[:FACTOR[:LENGTH]], for blocks of ``length`` tokens.
 
     Raises:
         UserError: for an invalid text, or if the model has no angles that can be scaled.
@@ -145,7 +147,7 @@ def rope_scaling(text: str, length: int, model: dict):
 
 
 def max_length(model: dict) -> tuple[float, str]:
-    """Returns (number of tokens in the longest sequence that a model can read, reason for this limit).
+    """Returns (maximum number of tokens of a sequence that a model can read, reason); inf without a limit.
 
     For longer sequences than in training, fairseq builds the model for their length, which is impossible if
     the parameters or the encoding depend on it.
@@ -157,7 +159,7 @@ def max_length(model: dict) -> tuple[float, str]:
 
     trained, positions, encoding = trained_length(model), model["token_positions"], model["encoding"]
     if count := model.get("randomized_positions"):
-        return count, f"its positions are random ones of {count}"
+        return count, f"it was trained with random positions below {count}"
     if model["decoder_learned_pos"] or positions == "learned":
         return trained, f"its learned token positions are a table of the {trained} training positions"
     width, heads = model.get("decoder_embed_dim", 64), model.get("decoder_attention_heads", 1)
@@ -173,7 +175,7 @@ def max_length(model: dict) -> tuple[float, str]:
     if _depends_on_length(build, trained, x[..., :width]):
         return trained, f"{encoding}'s formula or table depends on the {trained} training positions"
     if positions == "hierarchical" and trained**2 < MAX_SINUSOIDAL:
-        return trained**2, f"its token positions are pairs of the {trained} training positions"
+        return trained**2, f"its token positions combine two of the {trained} training positions"
     if positions == "none" or model["no_token_positional_embeddings"]:
         return math.inf, "no part of the model depends on the length"
     return MAX_SINUSOIDAL, "fairseq's sinusoidal token positions end there"

@@ -66,7 +66,8 @@ class MemoryLM(LM):
         context = flags["memory_length"] + flags["tokens_per_sample"]
         limit, reason = max_length(model_flags(job))
         if context > limit:
-            raise UserError(f"this model reads at most {limit:,} tokens, not {context:,}: {reason}")
+            wrong = f"memory and segment have {context:,} tokens, but the model reads at most {limit:,}"
+            raise UserError(f"evaluations.{name}: {wrong}: {reason}")
         return perplexity(self.run_evaluation(job, name, "fairseq-eval-lm", "gen_subset", **flags))
 
 

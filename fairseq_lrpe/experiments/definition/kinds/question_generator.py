@@ -17,7 +17,7 @@ class QuestionGenerator(Kind):
         return [REPOSITORY / cfg.data / name for name in layout.questions(self.splits(cfg))]
 
     def evaluate(self, job, name):
-        """Returns ROUGE-L of the generated questions against the reference questions.
+        """Returns ROUGE-L of the generated questions against the reference questions, and their number.
 
         Writes the answers, reference questions and generated questions to questions-<name>.tsv.
         """

@@ -1,4 +1,4 @@
-"""Speed and memory of training steps relative to another method, measured without training a model."""
+"""Speed and memory of training steps on random inputs, relative to those of another method."""
 
 import json
 import shlex

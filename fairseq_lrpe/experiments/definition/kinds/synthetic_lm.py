@@ -31,8 +31,8 @@ class SyntheticLM(Kind):
 
     ``nats`` is the loss per predicted token, ``correct`` is the number of correct results among 128 problems,
     ``accuracy`` is the percentage of correct tokens in answers with teacher forcing, ``exact`` that of
-    correct answers, ``quarter_n`` that of correct answers about the n-th quarter of a text, and ``floor`` is
-    the lowest possible loss of the problem Search.
+    sequences without a wrong answer, ``quarter_n`` is ``exact`` for answers in the n-th quarter of a text,
+    and ``floor`` is the lowest possible loss of the problem Search. Each problem has some of these metrics.
     """
 
     settings = SyntheticSettings
@@ -65,7 +65,7 @@ class SyntheticLM(Kind):
             problem = build_problem(flags["problem"], SimpleNamespace(**sizes), sizes["tokens_per_sample"])
             if own and not isinstance(problem, AnswerProblem):
                 raise UserError(
-                    f"evaluations of {flags['problem']} have the sizes of its training: omit {', '.join(own)}"
+                    f"evaluations of {flags['problem']} use the sizes of its training: omit {', '.join(own)}"
                 )
 
     def evaluate(self, job, name):

@@ -12,7 +12,7 @@ TRAINED = re.compile(r"num\. trained: ([\d,]+)\)")
 class ViT(Kind):
     """Trains vision transformers with the task ``image_classification``.
 
-    ``accuracy5`` is the top-5 accuracy, and ``parameters`` is the number of parameters in millions.
+    ``accuracy5`` is the top-5 accuracy, and ``parameters`` is the number of trained parameters in millions.
     """
 
     task = "image_classification"
