@@ -62,7 +62,7 @@ class ClassFolders(Labelled):
     validation or dev), or from an archive of such a folder. The class is the name of the folder inside the
     split's folder. Without valid, the last tenth of the training images is used for validation. --train-rows
     N uses the first N training images. For both purposes, images are first sorted by name and interleaved by
-    class, so that classes with equal numbers of images have equal shares of both parts.
+    class, so that both parts have the proportions of the classes.
 
     Image files are stored unchanged; with --shorter-side N, larger ones are stored as smaller JPEG files,
     which are decoded faster. Unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
@@ -179,10 +179,15 @@ def split_of(folder: str) -> str | None:
 
 
 def interleave(images: Iterable[ImageFile]) -> list[ImageFile]:
-    """Returns the first image of each class by name, then the second of each class, and so on."""
-    count, turns = Counter(), []
-    for image in sorted(images):
-        turns.append((count[image.label], image))
+    """Returns the images in an order in which each part has about the same proportions of the classes.
+
+    The images of a class are ordered by name. If all classes are equally large, the first image of each class
+    is followed by the second of each class, and so on.
+    """
+    images, count, turns = sorted(images), Counter(), []
+    sizes = Counter(image.label for image in images)
+    for image in images:
+        turns.append(((count[image.label] + 0.5) / sizes[image.label], image))
         count[image.label] += 1
     return [image for _, image in sorted(turns)]
 

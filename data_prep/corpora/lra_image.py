@@ -39,8 +39,8 @@ class Cifar10(Labelled):
 
     Colors are converted to grayscale by ITU-R 601, like Pillow's mode "L". The last tenth of the training
     images is used for validation, unless there are validation images. Images from a folder or an archive are
-    sorted by name and interleaved by class, so that this tenth contains the last tenth of each class if all
-    classes have equally many images. Unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
+    sorted by name and interleaved by class, so that this tenth contains about a tenth of each
+    class. Unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
     """
 
     metavar = "FILE_OR_FOLDER"
@@ -87,6 +87,8 @@ def read_batches(folder: Path, size: int) -> dict[str, list[Row]]:
     batches = {path.name: path for path in visible_files(folder) if path.name in BATCHES}
     if not batches:
         return {}
+    if missing := [name for name in BATCHES if name not in batches]:
+        raise UserError(f"{folder} lacks {', '.join(missing)}: add these files of CIFAR-10")
     train = [row for name in BATCHES[:-1] for row in from_batch(batches[name], size)]
     kept = len(train) - len(train) // 10
     return {"train": train[:kept], "valid": train[kept:], "test": [*from_batch(batches[BATCHES[-1]], size)]}

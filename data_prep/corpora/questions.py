@@ -315,6 +315,9 @@ def read_questions(path: Path) -> list[tuple[str, dict]]:
         # A file may consist of the list of articles only.
         articles = found if isinstance(found, list) else found["data"]
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-        return [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
+        entries = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
+        for _, entry in entries:
+            _ = entry["question"], entry["answers"]
+        return entries
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} does not have SQuAD's format ({error!r}): expected {LAYOUT}") from None

@@ -9,6 +9,7 @@ from small_corpora import SPLITS, classified, error_of, prepare, write_files, wr
 from support.image_files import encode_image
 
 from data_prep.corpora import lra_image
+from data_prep.corpora.image_folders import ImageFile, interleave
 
 RNG = np.random.default_rng(1)
 COLORS = RNG.integers(0, 256, (36, 32, 32, 3), dtype=np.uint8)
@@ -82,6 +83,20 @@ def test_images_are_interleaved_by_class(tmp_path):
     assert [label for _, label in classified(folder, "valid")] == CLASSES
     found = values(classified(folder, "train")[1])  # the first bee
     assert np.abs(found - grayscale(COLORS[3]).ravel()).max() <= 1
+
+
+def test_unequal_classes_have_the_same_proportions_in_each_part():
+    images = [
+        ImageFile(label, f"{i:02}", None) for label, n in {"bee": 90, "ant": 10}.items() for i in range(n)
+    ]
+    found = [image.label for image in interleave(images)]
+    assert [found[n : n + 10].count("ant") for n in range(0, 100, 10)] == [1] * 10
+
+
+def test_incomplete_batches(tmp_path):
+    folder = write_files(tmp_path / "given", {"test_batch": batches()["cifar-10-batches-py/test_batch"]})
+    error = error_of("lra_image", "--from", folder, "--out", tmp_path / "out")
+    assert "lacks data_batch_1, data_batch_2" in error
 
 
 class Evil:

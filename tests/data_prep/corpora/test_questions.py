@@ -216,6 +216,11 @@ def test_vocabulary_from_the_hub(file, tmp_path, monkeypatch):
     ("content", "cut", "message"),
     [
         (b'{"data": [{"paragraphs": [{"qas": []', (2, 1), "does not have SQuAD's format"),
+        (
+            b'[{"paragraphs": [{"context": "a", "qas": [{"question": "b"}]}]}]',
+            (2, 1),
+            "(KeyError('answers'))",
+        ),
         (squad([paragraph(i) for i in range(4)]), (10, 7), "has only 12 answerable questions"),
         (squad([paragraph(0)] * 2), (2, 1), "paragraph 1 has 6 questions"),
     ],
