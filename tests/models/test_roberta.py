@@ -270,7 +270,7 @@ def test_hub_interface_with_other_data(data, pretrained, tmp_path):
     state = load_last_checkpoint(pretrained)
     state["cfg"]["task"]["data"] = str(tmp_path / "gone")
     torch.save(state, tmp_path / "moved.pt")
-    with pytest.raises(ValueError, match=r"gone.* does not exist: restore it, or pass data=FOLDER"):
+    with pytest.raises(ValueError, match=r"gone.* does not exist: pass data=FOLDER"):
         RobertaModel.from_pretrained(tmp_path, "moved.pt")
     roberta = RobertaModel.from_pretrained(tmp_path, "moved.pt", data=data / "bin/input0")
     assert roberta.encode("the").tolist() == [0, 4 + 258 - 1, 2]

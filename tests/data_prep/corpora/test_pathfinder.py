@@ -176,5 +176,5 @@ def test_invalid_published_images_are_errors(archive, tmp_path):
     sentence = error_of("pathfinder", *words)
     assert f"{folder}/imgs/10/sample_5.png has (9, 9) pixels, but the first image has 8 per side" in sentence
     (folder / "metadata/9.npy").write_text("imgs/9 sample_0.png 0 2\n")
-    assert f"{folder}/metadata/9.npy row 1 must be a folder" in error_of("pathfinder", *words)
+    assert f"{folder}/metadata/9.npy row 1 must begin with folder, file" in error_of("pathfinder", *words)
     assert not (tmp_path / "out").exists()
