@@ -95,7 +95,7 @@ def test_folder_without_readable_checkpoint(four, train, tmp_path):
     before = _names(tmp_path / "save")
     done = train("linear_lm_tmlr_type1", tmp_path / "save", *UPDATES, "--max-update", 6)
     [line] = done.stderr.strip().splitlines()
-    assert done.returncode == 1 and line.endswith("readable one: remove checkpoint_last.pt to train from scratch")
+    assert done.returncode == 1 and line.endswith("remove checkpoint_last.pt to train from scratch")
     assert _names(tmp_path / "save") == before
 
 
