@@ -92,10 +92,11 @@ class ByWords(Reviews, LabelledWords):
 class RunningText(Reviews, SentencePieceCorpus):
     """IMDB reviews (Maas et al. 2011) in SentencePiece units, for fairseq's language_modeling.
 
-    All reviews of the archive are used without their labels, also those in train/unsup if it is present. A
-    line is a review without <br /> tags, and repeated reviews are left out. One of every 100 reviews is used
-    for validation and one for test. Reviews in train come first; each part is in the order of the SHA-256
-    hashes of the names. The SentencePiece model is learned on train.txt and saved as OUT/bin/spm.model.
+    All reviews of the archive are used without their labels, also those in train/unsup if it is present.
+    Each line is one review without <br /> tags; repeated reviews are left out. The reviews of the archive's
+    folder train precede those of test; within each, they are sorted by the SHA-256 hash of LABEL/NAME, such
+    as neg/0_3.txt. Of every 100 consecutive reviews, the first is used for validation and the second for test.
+    The SentencePiece model is learned on train.txt and saved as OUT/bin/spm.model.
     """
 
     folders = (*LABELS, "unsup")

@@ -34,9 +34,10 @@ A step of beam search reads and writes keys and values once, and the sums twice.
 
 
 class KeyState(NamedTuple):
-    """Keys and values of all previous positions, which replace their sums until :attr:`is_small` is false.
+    """Keys and values of all previous positions, stored instead of their sums while :attr:`is_small` is true.
 
-    A step then takes no more time than in softmax attention. Sums are as large as tens of keys and values.
+    A decoding step is then about as fast as in softmax attention. The sums have as many elements as the keys
+    and values of d·dv / (d + dv) positions.
 
     Attributes:
         k: encoded keys (B, H, n, d), 0 at padding.

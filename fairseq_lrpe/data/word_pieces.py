@@ -1,7 +1,7 @@
 """BERT WordPiece tokenization of raw text, and the conversion between BERT's and fairseq's token ids.
 
-The source of question generation is ``<s> answer </s> context </s>``. Its special types are fairseq's, which
-replace BERT's [CLS], [SEP] and [SEP].
+The source of question generation is ``<s> answer </s> context </s>``: fairseq's special tokens replace
+those of BERT's ``[CLS] answer [SEP] context [SEP]``.
 """
 
 import json

@@ -49,7 +49,7 @@ class Context(NamedTuple):
     prepared: Any = None
 
     def block(self, start: int, count: int, keys: int | None = None) -> "Context":
-        """Returns the context of ``count`` queries from ``start`` on and the first ``keys`` keys, or all."""
+        """Returns the context of ``count`` queries from ``start`` on and ``keys`` keys (default: all)."""
         if isinstance(self.q_offset, PositionIndex):
             return self._replace(q_offset=self.q_offset.block(start, count, keys))
         return self._replace(q_offset=self.q_offset + start)

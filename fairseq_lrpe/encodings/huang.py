@@ -108,10 +108,10 @@ class Huang(Encoding):
         return scores
 
     def _table(self, q, k, q_offset):
-        """Returns the row of ``a`` for each distance (W,)."""
+        """Returns the index (W,) of the row of ``a`` for each distance."""
         distances = q.size(-2), k.size(-2), q_offset, self.causal, q.device
         return distance_table(clipped_index, (self.k, self.method > 1), *distances, clamp=self.clamp_length)
 
     def _index(self, q, k, q_offset):
-        """Returns the row of ``a`` for each pair (Lq, Lk)."""
+        """Returns the index (Lq, Lk) of the row of ``a`` for each pair of a query and a key."""
         return expand_distances(self._table(q, k, q_offset), q.size(-2), k.size(-2), q_offset)

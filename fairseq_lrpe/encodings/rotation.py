@@ -11,9 +11,9 @@ from fairseq_lrpe.utils.errors import UserError
 class RotaryEncoding(Encoding):
     """Base class of encodings that rotate features by angles proportional to the position.
 
-    A subclass scales its angles by :meth:`scaling_at`. Its ``forward`` calls :meth:`check_keys` and
-    :meth:`with_attention_factor`, and ``shift_keys`` calls :meth:`check_shift`. Scaling changes neither
-    parameters nor functions of the distance other than angles, such as decays.
+    Subclasses must apply the scaling that :meth:`scaling_at` returns to their angles, call :meth:`check_keys`
+    and :meth:`with_attention_factor` in ``forward``, and call :meth:`check_shift` in ``shift_keys``. Only the
+    angles are scaled: parameters, and other functions of the distance such as decays, remain unchanged.
     """
 
     rope_scaling: RopeScaling | None = None

@@ -141,12 +141,12 @@ def _is_at_most(x, limit):
 
 
 def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]:
-    """Returns a function that computes the products of q and k whose decays differ between positions.
+    """Returns a function that computes products of q and k with decays that differ between positions.
 
-    They are s_ij = Σ_t exp(Σ_{l=j+1..i} log_decay_lt) q_it k_jt, for blocks of queries.
-    In a block of queries that starts at position p, products with the keys before p weight query i by
-    exp(c_i − c_p) and key j by exp(c_p − c_j), where c are the sums of the decays. Neither exceeds 1. Inside
-    the block, :func:`block_products` applies. Computing all products takes O(Lq Lk d) time.
+    For blocks of queries, it computes s_ij = Σ_t exp(Σ_{l=j+1..i} log_decay_lt) q_it k_jt. Let c be the
+    cumulative sums of ``log_decay``, and p the position of the first query of a block. For keys before p,
+    query i is multiplied by exp(c_i − c_p) and key j by exp(c_p − c_j), neither of which exceeds 1. For keys
+    inside the block, :func:`block_products` applies. Computing all products takes O(Lq Lk d) time.
 
     Args:
         log_decay: logarithms of the decays at each key, at most 0, (B, H, Lk, d).

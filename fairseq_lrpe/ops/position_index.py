@@ -24,7 +24,7 @@ class PositionIndex(NamedTuple):
     max_position: int
 
     def block(self, start: int, count: int, keys: int | None = None) -> "PositionIndex":
-        """Returns the index of ``count`` queries from ``start`` on and the first ``keys`` keys, or all."""
+        """Returns the positions of ``count`` queries from ``start`` on and ``keys`` keys (default: all)."""
         queries = self.query_positions[start : start + count]
         return PositionIndex(queries, self.key_positions[:keys], self.max_position)
 

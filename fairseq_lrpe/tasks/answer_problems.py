@@ -40,7 +40,7 @@ class AnswerProblem:
         raise NotImplementedError
 
     def quarter(self, tokens: Sequence[int]) -> int | None:
-        """Returns the quarter (1 to 4) of the text with the answer, or None if it is not at one place."""
+        """Returns the quarter (1 to 4) of the text that determines the answer, or None if none does."""
         return None
 
 
@@ -164,7 +164,9 @@ class Parity(ListProblem):
 
 @dataclass(frozen=True)
 class Needle(AnswerProblem):
-    """Retrieval of a number that follows a key at a random place of a text; the end asks for it by its key.
+    """Retrieval of a number from a text: the end has a key as the question and its number as the answer.
+
+    A key and its number are inserted at a random place of the text.
 
     The text starts at a random token of a split of ``haystack``, a folder of binarized text. The needle is
     ``<needle> k k d d d d d``, with random letters k as the key and random digits d, and its place is

@@ -176,7 +176,7 @@ def batched(values: Iterable) -> Iterator[list]:
 
 
 def open_image(value: Path | str | Image, mode: str = "RGB") -> Image:
-    """Returns Pillow's image ``value``, or the image in this file, in one of Pillow's modes."""
+    """Returns ``value``, an image of Pillow or the path of an image file, as an image in the given mode."""
     if isinstance(value, Image):
         return convert(value, mode)
     return decode(read_file(Path(value)), mode)

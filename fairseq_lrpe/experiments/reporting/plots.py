@@ -238,8 +238,8 @@ def plot_columns(
 ) -> Figure:
     """Plots a table's measured numbers over its columns, in one panel per attention.
 
-    With more than ``MANY_ROWS`` rows, each of the ``kinds`` {(attention, row): kind} has its own panels, in
-    which the rows of other kinds are grey.
+    ``kinds`` maps (attention, row) to a kind of encoding. If an attention has more than ``MANY_ROWS`` rows,
+    each kind has its own panels, in which the rows of other kinds are grey.
     """
     cells, columns = column_lines(summary)
     if cells.empty:

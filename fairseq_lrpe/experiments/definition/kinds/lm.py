@@ -76,9 +76,10 @@ class LM(Kind):
 
 
 def perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
-    """Returns {metric: value} from the log of fairseq-eval-lm, which silently skips too long samples.
+    """Returns {metric: value} from the log of fairseq-eval-lm.
 
-    Raises UserError if the number of evaluated tokens is 0 or not ``expected``.
+    Raises a UserError if the number of evaluated tokens is 0 or not ``expected``, because fairseq-eval-lm
+    skips samples that are too long for the model.
     """
     text = log.read_text()
     tokens = int(re.search(r"Evaluated ([\d,]+) tokens", text)[1].replace(",", ""))
