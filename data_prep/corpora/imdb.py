@@ -95,8 +95,8 @@ class RunningText(Reviews, SentencePieceCorpus):
     All reviews of the archive are used without their labels, also those in train/unsup if it is present.
     Each line is one review without <br /> tags; repeated reviews are left out. The reviews of the archive's
     folder train precede those of test; within each, they are sorted by the SHA-256 hash of LABEL/NAME, such
-    as neg/0_3.txt. Of every 100 consecutive reviews, the first is used for validation and the second for test.
-    The SentencePiece model is learned on train.txt and saved as OUT/bin/spm.model.
+    as neg/0_3.txt. Of every 100 consecutive reviews, the first is used for validation and the second for
+    test. The SentencePiece model is learned on train.txt and saved as OUT/bin/spm.model.
     """
 
     folders = (*LABELS, "unsup")
