@@ -37,7 +37,7 @@ class SoftmaxAttention(SelfAttention):
     blocks use only the keys up to their last query. Above 1,024 positions, the bias is not stored but
     recomputed in the backward pass, so that memory grows linearly with the length. The state for decoding
     contains encoded keys, values, decays that depend on the input, the padding mask, and the row order that
-    :meth:`reorder_state` stores and the next call applies.
+    ``reorder_state`` stores and the next call applies.
 
     Args:
         embed_dim: embedding dimension E.
