@@ -14,7 +14,7 @@ from fairseq_lrpe.cli import results
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.reporting import recording
-from fairseq_lrpe.experiments.reporting.records import MEASUREMENTS, machine, read_settings
+from fairseq_lrpe.experiments.reporting.records import MEASUREMENTS, machine, read_runs, read_settings
 
 CPU = {"gpus": 0, "nodes": 1, "cpu": True, "precision": "fp32", "gpu_names": []}
 CPU["processor"] = {"name": "Toy CPU", "instructions": "AVX2", "threads": 1}
@@ -230,6 +230,13 @@ def test_the_page_agrees_with_the_records():
     """If this test fails, run `lrpe results --write-docs`."""
     folder = REPOSITORY / "docs/results"
     assert folder.with_suffix(".md").read_text() == recording.page(folder)
+
+
+def test_no_record_is_omitted():
+    """A changed default of a setting would hide the recorded runs of its experiments."""
+    assert [
+        f"{record.run}: {record.problem}" for record in read_runs(results.RECORDED) if record.problem
+    ] == []
 
 
 def test_page(records, monkeypatch):

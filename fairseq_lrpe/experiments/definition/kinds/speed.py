@@ -17,7 +17,7 @@ class SpeedSettings(Settings):
     data: str = ""  # the inputs are random
     evaluations: dict[str, Model | None] = {}
     model: Literal["lm", "roberta", "transformer"]  # family of the models
-    reference: str = "base"  # method of the same attention to which others are relative
+    reference: str | None = None  # method of the same attention to which others are relative (default: base)
     length: PositiveInt  # number of tokens of each sequence
     layers: PositiveInt
     vocab_size: PositiveInt
@@ -44,7 +44,7 @@ class Speed(Kind):
 
     def evaluate(self, job, name):
         cfg, run, precision = job.cfg, job.run, job.precision
-        [reference] = job.experiment.runs(run.attention, cfg.reference, [run.seed])
+        [reference] = job.experiment.runs(run.attention, cfg.reference or "base", [run.seed])
         out = job.folder / f"speed-{name}.json"
         settings = {
             "batch_size": cfg.batch.total,
