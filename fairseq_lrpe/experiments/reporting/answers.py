@@ -102,4 +102,4 @@ def _is_equal(one, other):
     low, high = map(difference(one.values, other.values).get, ("low", "high"))
     is_apart = max(*one.values.values()) < min(*other.values.values())
     is_apart |= min(*one.values.values()) > max(*other.values.values())
-    return not (low > 0 or high < 0 or is_apart)
+    return not (low > 0 or high < 0 or (is_apart and len(one.values) >= 3))

@@ -132,7 +132,7 @@ def test_answers():
         for method, values in seeds.drop(index=best).iterrows():
             interval = stats.ttest_rel(values, seeds.loc[best]).confidence_interval()
             overlap = values.min() <= seeds.loc[best].max() and values.max() >= seeds.loc[best].min()
-            is_equal = interval.low <= 0 <= interval.high and overlap
+            is_equal = interval.low <= 0 <= interval.high and (overlap or len(values) < 3)
             assert (method in [x.method for x in answer.equal]) == is_equal, (question, method)
 
 
