@@ -54,6 +54,7 @@ CALLS = [
     ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
     ("train", "lm/mini base --results {results} --cpu --precision fp16", "--precision fp16 needs a GPU"),
     ("train", "lm/mini base --results {results} --cpu --gpus 1 --nodes 2", "--rendezvous HOST:PORT"),
+    ("train", "speed/lm_mini rope --results {results} --cpu reference=nop", "did you mean 'nope'"),
     (
         "train",
         "lm/mini shaw --attention softmax --cpu --results {results} data={data} train.shaw_k_after=-2",

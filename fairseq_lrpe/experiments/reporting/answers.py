@@ -1,5 +1,6 @@
 """Answers to "which encoding should I use?" from measured runs, for the atlas."""
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +12,8 @@ from fairseq_lrpe.experiments.reporting.records import RunRecord
 
 SHORT = "the lowest perplexity at the training length"
 LONG = "the lowest perplexity at 16 times the training length"
-RECALL, COPY = (
-    "the highest accuracy in recalling 32 pairs",
-    "the most correct tokens in copies of 25 items (training: up to 20)",
-)
+RECALL = "the highest accuracy in recalling 32 pairs (training: up to 16)"
+COPY = "the most correct tokens in copies of 25 items (training: up to 20)"
 IMAGES = "the highest accuracy on CIFAR-10"
 QUESTIONS = [
     ("Linear attention", SHORT, "extrapolation", "1 ×", "linear"),
@@ -64,8 +63,8 @@ class Answer:
 def answers(runs: Mapping[Run, RunRecord]) -> list[Answer]:
     """Returns an answer to each question whose column is measured.
 
-    Only methods with measurements of all planned seeds are compared, and no rows with changed settings, such
-    as those of token positions.
+    Only methods whose runs with all planned seeds are measured, and have not diverged, are compared, and no
+    rows with changed settings, such as those of token positions.
     """
     tables = {name: Table(name, "mini") for name in ("training_speed", *(about[2] for about in QUESTIONS))}
     found = []
@@ -93,7 +92,7 @@ def _encodings(table, column, attention, runs):
         is_shown = (cell.column, cell.attention) == (column, attention) and (attention, cell.row) in rows
         if is_shown and cell.runs and all(run in runs for run in cell.runs):
             values = {run.seed: runs[run].value(cell.evaluation, cell.metric) for run in cell.runs}
-            if None not in values.values():
+            if all(value is not None and math.isfinite(value) for value in values.values()):
                 found.append(Measured(cell.runs[0].method, values, cell.kind.decimals.get(cell.metric, 2)))
     return found
 

@@ -45,7 +45,7 @@ OVERVIEW += ["speed at 512", "speed at 2,048", "memory at 2,048"]
 LEARNED = "Adds a learned vector p_k to the embedding at position k (fairseq's LearnedPositionalEmbedding)."
 RANDOMIZED = """RoPE, trained with a sorted random subset of the positions 0 .. N - 1 (Ruoss et al. 2023).
 
-In evaluation, the positions of a sequence are 0 .. n - 1, all of which occur in training if n ≤ N."""
+Evaluation uses random positions, too, which are the same for all sequences of a length."""
 TOKEN_POSITIONS = {"learned": LEARNED, "randomized": RANDOMIZED}
 TOKEN_POSITIONS |= {name: inspect.getdoc(cls) for name, cls in POSITIONS.items()}
 """{name of a card of token positions: text}"""
@@ -61,9 +61,9 @@ NORMS = {
 def render(results: Path) -> str:
     """Returns the HTML page for a results folder or a folder of recorded results."""
     runs = {record.run: record for record in read_runs(results) if record.problem is None}
-    tables = {name: Table(name, "mini") for name in TABLES}
-    numbers, columns = _numbers(tables, runs)
-    [experiment] = tables["extrapolation"].experiments.values()
+    shown = {name: Table(name, "mini") for name in TABLES}
+    numbers, columns = _numbers(shown, runs)
+    [experiment] = shown["extrapolation"].experiments.values()
     cfg, entries, places = experiment.cfg, [], _tables_by_method()
     trained = {(run.attention, run.method): of for run, of in read_weights(results, runs).items()}
     for name in dict.fromkeys(map(canonical, METHODS)):
@@ -72,11 +72,11 @@ def render(results: Path) -> str:
         length = cfg.train.tokens_per_sample
         initial = {attention: _initial_weights(layers, length) for attention, layers in of.items()}
         after = {attention: trained[attention, name] for attention in of if (attention, name) in trained}
-        shown = {"initial weights": initial, "weights after training": after}
-        entry.plots = {title: blocks.weight_plot(weights) for title, weights in shown.items() if weights}
+        plots = {"initial weights": initial, "weights after training": after}
+        entry.plots = {title: blocks.weight_plot(weights) for title, weights in plots.items() if weights}
         entry.tables = ", ".join(places[name])
         entries.append(entry)
-    entries += [_position_entry(name, tables["extrapolation"], cfg.train) for name in TOKEN_POSITIONS]
+    entries += [_position_entry(name, shown["extrapolation"], cfg.train) for name in TOKEN_POSITIONS]
     for entry in entries:
         entry.numbers = {x: numbers[x, entry.name] for x in entry.attentions if (x, entry.name) in numbers}
     rows = [(entry, attention) for entry in entries for attention in entry.numbers]
@@ -109,20 +109,21 @@ def _value(cell):
     return math.inf if cell is None or cell[1] is None else cell[1]
 
 
-def _numbers(tables, runs):
+def _numbers(shown, runs):
     """Returns {(attention, name): {column: (text, mean)}} and the columns with a number.
 
     The mean is None if the cell is not measured.
     """
     found, columns = {}, {}
-    for name, table in tables.items():
+    for name, table in shown.items():
+        rows = {(row.attention, row.row): row for row in table.rows}
         lines = summarize(table, runs).itertuples()
         for cell, line in zip(table.cells, lines, strict=True):
             column, text, mean = TABLES[name] + cell.column, "not measured", None
             if line.seeds:
                 text = f"{format_number(line.mean, line.std, line.decimals)} ({line.state})"
                 columns[column], mean = name, line.mean
-            row = next(x for x in table.rows if (x.attention, x.row) == (cell.attention, cell.row))
+            row = rows[cell.attention, cell.row]
             found.setdefault((cell.attention, entry_name(row)), {})[column] = text, mean
     return found, list(columns)
 

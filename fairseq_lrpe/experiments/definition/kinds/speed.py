@@ -9,7 +9,7 @@ from pydantic import PositiveInt
 
 from fairseq_lrpe.experiments.definition.kinds.base import Kind, Settings
 from fairseq_lrpe.experiments.definition.schema import Model
-from fairseq_lrpe.methods import architecture
+from fairseq_lrpe.methods import architecture, check_method_name
 from fairseq_lrpe.utils.subprocesses import as_flags
 
 
@@ -38,6 +38,9 @@ class Speed(Kind):
     family = ""
     metrics = {"relative_speed": "higher", "milliseconds": "lower", "relative_memory": "lower"}
     decimals = {**Kind.decimals, "milliseconds": 1}
+
+    def check(self, cfg):
+        check_method_name(cfg.reference or "base")
 
     def updates(self, cfg):
         return 0
