@@ -77,8 +77,9 @@ def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) 
 def evaluate_lengths(job: Job) -> dict[int, dict]:
     """Evaluates the test split at the block lengths without a record; returns {length: metrics} of all."""
     with locked(job.folder) as job.lock, resumable():
-        for name in tqdm(runner.missing_evaluations(job, job.record), "block lengths", disable=None):
-            runner.evaluate(job, name)
+        missing = len(runner.missing_evaluations(job, job.record))
+        for _ in tqdm(runner.evaluate(job), "block lengths", missing, disable=None):
+            pass
     recorded = job.record["evaluations"]
     return {of["length"]: recorded[name] for name, of in job.kind.evaluations(job.cfg).items()}
 

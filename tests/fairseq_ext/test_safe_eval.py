@@ -99,7 +99,8 @@ def test_our_programs(main, task, program, checkpoints, data_bin, code, mark, tm
     for column in ("input0", "label"):
         (tmp_path / column).mkdir()
         shutil.copy(data_bin / "dict.txt", tmp_path / column)
-    words = [hostile, tmp_path] + [f"valid={tmp_path / 'out'}"] * (main is classify.main)
+    last = f"valid={tmp_path / 'out'}" if main is classify.main else "test:"
+    words = [hostile, tmp_path, last]
     assert_rejected(run_here(main, *words, "--cpu"), mark, program)
 
 

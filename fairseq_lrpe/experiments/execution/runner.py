@@ -13,6 +13,7 @@ import shlex
 import shutil
 import socket
 import threading
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -231,9 +232,8 @@ def run_primary(job: Job) -> None:
         write_json(job.folder / "run.json", settings)
     elif not job.record.get("finished"):
         train(job, settings)
-    for name in missing_evaluations(job, job.record):
-        job.say(f"{job.run}: evaluating {name}")
-        evaluate(job, name)
+    for name in evaluate(job):
+        job.say(f"{job.run}: evaluated {name}")
     record = {"evaluations": {}, **job.record, "finished": run_directory.timestamp()}
     write_json(job.folder / "evaluation.json", record)
     for name, measured in record["evaluations"].items():
@@ -330,13 +330,16 @@ def trial_name(job: Job, trial: Job) -> str:
     return " ".join(f"{key}={value}" for key, value in trial.run.changes if key not in dict(job.run.changes))
 
 
-def evaluate(job: Job, name: str) -> None:
-    if job.kind.trains and not job.checkpoint.exists():
+def evaluate(job: Job) -> Iterator[str]:
+    """Evaluates what the record of the run lacks, and yields each name after its values are recorded."""
+    names = missing_evaluations(job, job.record)
+    if names and job.kind.trains and not job.checkpoint.exists():
         existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
         remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else "remove the run's folder"
         raise UserError(f"{job.checkpoint} does not exist: {remedy}")
-    settings = evaluation_settings(job, name)
-    record_evaluation(job, name, {"settings": settings, **job.kind.evaluate(job, name)})
+    for name, measured in job.kind.evaluate_all(job, names):
+        record_evaluation(job, name, {"settings": evaluation_settings(job, name), **measured})
+        yield name
 
 
 def record_evaluation(job: Job, name: str, measured: dict) -> None:

@@ -1,4 +1,7 @@
-"""Evaluate a language model on the synthetic problem of its training and write the results to a JSON file.
+"""Evaluate a language model on the synthetic problem of its training.
+
+Each evaluation, NAME:SIZE=N,.., has its own sizes of the problem, or NAME: for those of the training. Its
+results are written to the JSON file OUT/problems-NAME.json.
 
 The file of addition and index has {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question",
 "right", "given"}]}: the number of correct results and of problems, the percentage of correct answer
@@ -7,10 +10,9 @@ characters with teacher forcing, and the generated answers. Search has no questi
 
 The file of the other problems has {"measured": {"nats", "accuracy", "exact"}}: the loss per answer token in
 nats, and the percentages of correct answer tokens and of sequences without errors, with teacher forcing. For
-needle, "quarter_1" to "quarter_4" are "exact" for needles in each quarter of the text. The sizes may differ
-from those of the training, as in
+needle, "quarter_1" to "quarter_4" are "exact" for needles in each quarter of the text. Example:
 
-  lrpe evaluate-synthetic checkpoint_last.pt recall.json num_items=64 min_items=64 tokens_per_sample=512
+  lrpe evaluate-synthetic checkpoint_last.pt . pairs_8:num_items=8,min_items=8 longer:tokens_per_sample=512
 """
 
 import json
@@ -107,6 +109,7 @@ def answer_metrics(model, task) -> dict[str, float]:
 
 def evaluate(model, task) -> dict:
     """Returns the content of the file that this program writes."""
+    torch.manual_seed(1)  # some encodings, such as SPE, draw random numbers
     problem, length = task.problem, task.cfg.tokens_per_sample
     if isinstance(problem, AnswerProblem):
         return {"measured": answer_metrics(model, task)}
@@ -131,25 +134,27 @@ def evaluate(model, task) -> dict:
     return {"measured": measured, "answers": rows}
 
 
-def size(text: str) -> tuple[str, int]:
-    """Converts an argument SIZE=N to (SIZE, N)."""
-    name, _, number = text.partition("=")
-    if name not in SIZES:
-        raise ArgumentTypeError(f"unknown size {name!r}{choices(name, SIZES)}")
-    return name, int(number)
+def evaluation(text: str) -> tuple[str, dict[str, int]]:
+    """Converts an argument NAME:SIZE=N,.. to (NAME, {SIZE: N})."""
+    name, _, sizes = text.partition(":")
+    pairs = [pair.split("=") for pair in sizes.split(",") if pair]
+    if wrong := [pair[0] for pair in pairs if pair[0] not in SIZES]:
+        raise ArgumentTypeError(f"unknown size {wrong[0]!r}{choices(wrong[0], SIZES)}")
+    return name, {size: int(number) for size, number in pairs}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = new_parser("lrpe evaluate-synthetic", __doc__, "CHECKPOINT OUT [SIZE=N ...] [--cpu]")
+    parser = new_parser("lrpe evaluate-synthetic", __doc__, "CHECKPOINT OUT NAME:[SIZE=N,...] ... [--cpu]")
     parser.add_argument("checkpoint", type=path_arg, help="model of the task synthetic_lm")
-    parser.add_argument("out", type=path_arg, help="the JSON file to write")
-    text = "size of the problem, or tokens_per_sample, in place of that in training"
-    parser.add_argument("sizes", nargs="*", type=size, default=[], metavar="SIZE=N", help=text)
+    parser.add_argument("out", type=path_arg, help="folder of the JSON files")
+    text = "name, and sizes of the problem or tokens_per_sample in place of those in training"
+    parser.add_argument("evaluations", nargs="+", type=evaluation, metavar="NAME:SIZE=N,..", help=text)
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate-synthetic"):
         checkpoint, _ = find(args.checkpoint, ["synthetic_lm"])
         trained = load_model(checkpoint, cpu=args.cpu)
-        task = type(trained.task)(OmegaConf.merge(trained.task.cfg, dict(args.sizes)))
-        found = evaluate(trained.model, task)
-        write_atomic(args.out, json.dumps(found, indent=1) + "\n")
+        for name, sizes in args.evaluations:
+            task = type(trained.task)(OmegaConf.merge(trained.task.cfg, sizes))
+            found = evaluate(trained.model, task)
+            write_atomic(args.out / f"problems-{name}.json", json.dumps(found, indent=1) + "\n")

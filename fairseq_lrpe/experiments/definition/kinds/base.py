@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -117,6 +117,11 @@ class Kind:
     def evaluate(self, job, name: str) -> dict[str, float]:
         """Evaluates the job's checkpoint and returns {metric: value} of one evaluation."""
         raise NotImplementedError
+
+    def evaluate_all(self, job, names: list[str]) -> Iterator[tuple[str, dict[str, float]]]:
+        """Yields (name, {metric: value}) of several evaluations; a kind may compute them in one process."""
+        for name in names:
+            yield name, self.evaluate(job, name)
 
     def describe(self, cfg: DictConfig, measured: dict) -> str | None:
         shown = next((f"{name} {measured[name]:.2f}" for name in self.metrics if name in measured), None)

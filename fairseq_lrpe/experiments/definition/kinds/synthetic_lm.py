@@ -60,7 +60,7 @@ class SyntheticLM(Kind):
         flags = {key: value for key, value in cfg.train.items() if value is not None}
         flags["haystack"] = cfg.data
         for settings in ({}, *self.evaluations(cfg).values()):
-            own = {key: value for key, value in settings.items() if key != "split" and value is not None}
+            own = own_sizes(settings)
             sizes = flags | own
             problem = build_problem(flags["problem"], SimpleNamespace(**sizes), sizes["tokens_per_sample"])
             if own and not isinstance(problem, AnswerProblem):
@@ -68,24 +68,23 @@ class SyntheticLM(Kind):
                     f"evaluations of {flags['problem']} use the sizes of its training: omit {', '.join(own)}"
                 )
 
-    def evaluate(self, job, name):
-        settings = self.evaluations(job.cfg)[name]
-        out = job.folder / f"problems-{name}.json"
-        sizes = [f"{key}={value}" for key, value in settings.items() if key != "split" and value is not None]
-        program = [
-            "python",
-            "-m",
-            "fairseq_lrpe",
-            "evaluate-synthetic",
-            str(job.checkpoint),
-            str(out),
-            *sizes,
-        ]
-        job.call([*program, *["--cpu"] * job.cpu], f"{name}-problems")
-        measured = json.loads(out.read_text())["measured"]
-        if "nats" not in measured:
-            measured["nats"] = math.log(2) * float(self.validate(job, name)["loss"])
-        return measured
+    def evaluate_all(self, job, names):
+        words = [str(job.checkpoint), str(job.folder)]
+        for name in names:
+            sizes = own_sizes(self.evaluations(job.cfg)[name])
+            words.append(f"{name}:" + ",".join(f"{key}={value}" for key, value in sizes.items()))
+        program = ["python", "-m", "fairseq_lrpe", "evaluate-synthetic"]
+        job.call([*program, *words, *["--cpu"] * job.cpu], "problems")
+        for name in names:
+            measured = json.loads((job.folder / f"problems-{name}.json").read_text())["measured"]
+            if "nats" not in measured:
+                measured["nats"] = math.log(2) * float(self.validate(job, name)["loss"])
+            yield name, measured
+
+
+def own_sizes(evaluation: dict) -> dict[str, int]:
+    """Returns the sizes that an evaluation has in place of those in training."""
+    return {key: value for key, value in evaluation.items() if key != "split" and value is not None}
 
 
 KIND = SyntheticLM()
