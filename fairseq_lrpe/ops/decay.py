@@ -121,7 +121,7 @@ def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
     while True:
         start = i - i % size
         middle = (start + max(0, size // 2 - 1)).clamp(max=length - 1)
-        exponent = sums - sums[..., middle, :]
+        exponent = sums - sums[..., middle if products else middle[:1], :]
         same_block = start[:, None] == start
         if size == 1 or _is_at_most(exponent, _MAX_EXPONENT):
             mask = same_block & (i[:, None] >= i)
@@ -137,7 +137,10 @@ def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
 def _is_at_most(x, limit):
     if x.is_meta or not x.numel():
         return True
-    return not is_transformed() and float(x.detach().abs().max()) <= limit
+    if is_transformed():
+        return False
+    low, high = x.detach().aminmax()
+    return float(torch.maximum(-low, high)) <= limit
 
 
 def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]:

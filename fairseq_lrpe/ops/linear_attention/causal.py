@@ -6,10 +6,11 @@ Q, K and V be the C rows of chunk n. Then
     O = (W ∘ Q Kᵀ) V + (a ∘ Q) S_n,        S_{n+1} = γ^C S_n + (b ∘ K)ᵀ V,
     W_ij = γ^(i-j) for j ≤ i, else 0,      a_i = γ^(i+1),      b_j = γ^(C-1-j).
 
-The denominator is the same with V = 1. If each feature has its own γ, W_ij is 1 for j ≤ i, and in the first
-product the features of q_i are weighted by γ^(i-m) and those of k_j by γ^(m-j), where m is the middle of the
-chunk. Chunks are then so short that neither weight overflows. Decays of single positions replace powers of γ
-by exponentials of sums of log decays inside the chunk; see :func:`fairseq_lrpe.ops.decay.block_products`.
+The denominator is the same with V = 1. If each feature has its own γ, W_ij is 1 for j ≤ i, the features of
+q_i are weighted by γ^(i-m) and those of k_j by γ^(m-j), where m is the middle of the chunk, and the rows of
+S_n by γ^(m+1) before the product with Q. Chunks are then so short that neither weight overflows. Decays of
+single positions replace powers of γ by exponentials of sums of log decays inside the chunk; see
+:func:`fairseq_lrpe.ops.decay.block_products`.
 
 The backward pass processes the chunks in reverse order with the gradient of S_n. It recomputes the products
 inside chunks from q, k and v, but not the S_n, which are stored and together d / C times as large as v.
@@ -122,15 +123,23 @@ class _Weights:
     Attributes:
         products: weights (M, a, b) of the products inside chunks, which are the sum of M ∘ (a ∘ Q)(b ∘ K)ᵀ:
             (C, C) or (.., C, C), and (.., C, d).
+        q: weights of q in all products, (.., C, d).
+        k: weights of k in all products, (.., C, d).
         q_state: weights of q in the product with the state, (.., C, 1 or d).
         k_state: weights of k in the update of the state, (.., C, 1 or d).
         state: the decay of the state over a chunk, (.., 1 or d, 1).
+        read: weights of the state in the product with q, (.., d, 1).
+        update: weights of the update of the state, (.., d, 1).
     """
 
     products: list[tuple[Tensor, Tensor | None, Tensor | None]]
+    q: Tensor | None = None
+    k: Tensor | None = None
     q_state: Tensor | None = None
     k_state: Tensor | None = None
     state: Tensor | None = None
+    read: Tensor | None = None
+    update: Tensor | None = None
 
     @classmethod
     def create(cls, log_decay, size, device, dtype):
@@ -142,15 +151,14 @@ class _Weights:
         log_decay = log_decay.detach().to(dtype)
         rate, i = log_decay[:, None, None], i[:, None]
         if log_decay.size(-1) > 1:
-            exponent = rate * (i - size // 2)
-            product = ones, exponent.exp(), exponent.neg().exp()
-        else:
-            product = torch.exp(rate * (i - i.T).clamp(min=0)).tril(), None, None
+            return cls._of_features(
+                ones, torch.exp(rate * (i - size // 2)), rate[..., 0, :], rate[..., 0, :] * size
+            )
         return cls(
-            [product],
-            torch.exp(rate * (i + 1)),
-            torch.exp(rate * (size - 1 - i)),
-            torch.exp(log_decay * size)[:, None, :, None],
+            [(torch.exp(rate * (i - i.T).clamp(min=0)).tril(), None, None)],
+            q_state=torch.exp(rate * (i + 1)),
+            k_state=torch.exp(rate * (size - 1 - i)),
+            state=torch.exp(log_decay * size)[:, None, :, None],
         )
 
     @classmethod
@@ -160,9 +168,20 @@ class _Weights:
         last = sums[..., -1:, :]
         if sums.size(-1) > 1:
             products = block_products(sums)
+            if len(products) == 1:
+                [(mask, q, _)] = products
+                return cls._of_features(mask, q, sums[..., 0, :], last[..., 0, :])
         else:
             products = [((sums - sums.mT).clamp_(max=0).exp_().tril_(), None, None)]
-        return cls(products, sums.exp(), (last - sums).exp_(), last.exp().mT)
+        weights = {"q_state": sums.exp(), "k_state": (last - sums).exp_(), "state": last.exp().mT}
+        return cls(products, **weights)
+
+    @classmethod
+    def _of_features(cls, mask, q, first, last):
+        """Returns the weights of one product, from those of q and the first and last sum of log decays."""
+        first, last = (x.exp()[..., None] for x in (first, last))
+        read, update = first / q[..., 0, :, None], q[..., -1, :, None]
+        return cls([(mask, None, None)], q, q.reciprocal(), state=last, read=read, update=update)
 
 
 @dataclass(frozen=True)
@@ -198,13 +217,17 @@ class _Part:
         rows = x[self.sequences, self.heads, self.start : self.start + self.chunks * self.size]
         return rows.unflatten(2, (self.chunks, self.size))
 
-    def read(self, x, dtype=None):
-        """Returns this part of x (B, H, L, d) as (sequences·H·chunks, size, d)."""
-        return self.view(x).flatten(0, 2).to(dtype or x.dtype)
+    def read(self, x, dtype=None, weight=None):
+        """Returns weight ∘ this part of x (B, H, L, d) as (sequences·H·chunks, size, d)."""
+        if weight is None:
+            return self.view(x).flatten(0, 2).to(dtype or x.dtype)
+        rows = torch.empty(self.view(x).shape, dtype=dtype, device=x.device)
+        return torch.mul(self.view(x), weight, out=rows).flatten(0, 2)
 
-    def write(self, x, rows):
-        """Writes rows (sequences·H·chunks, size, d) into this part of x (B, H, L, d)."""
-        self.view(x).copy_(rows.unflatten(0, self.shape))
+    def write(self, x, rows, weight=None):
+        """Writes weight ∘ rows (sequences·H·chunks, size, d) into this part of x (B, H, L, d)."""
+        rows = rows.unflatten(0, self.shape)
+        self.view(x).copy_(rows if weight is None else rows.mul_(weight))
 
     def scale(self, rows, weight):
         """Returns weight ∘ rows; a weight of None means 1."""
@@ -236,25 +259,30 @@ class _Part:
         scores.unflatten(0, self.shape).mul_(mask)
         return scores
 
-    def scan(self, total, updates, decay, backwards=False):
+    def scan(self, total, updates, weights, backwards=False):
         """Adds the updates of all chunks to a running total, which decays at each chunk.
 
         Args:
             total: running total (B, H, d, dv), modified in place.
-            updates: the update of each chunk (sequences·H·chunks, d, dv).
-            decay: the decay of the state over each chunk.
+            updates: the update of each chunk (sequences·H·chunks, d, dv), modified in place.
+            weights: the weights of the chunks.
             backwards: whether to go from the last chunk to the first.
 
         Returns:
-            The totals before each chunk's update (sequences·H·chunks, d, dv).
+            The weighted totals before each chunk's update (sequences·H·chunks, d, dv).
         """
         total = total[self.sequences, self.heads]
         updates = updates.unflatten(0, self.shape)
         totals = torch.empty_like(updates)
+        factors = weights.state, weights.read, weights.update
+        decay, read, update = (x.mT if x is not None and total.size(-2) == 1 else x for x in factors)
+        if backwards:
+            read, update = update, read
+        if update is not None:
+            updates.mul_(update)
         # One addition per chunk is faster than cumsum, which reads and writes element by element.
         steps = [totals.unbind(2), updates.unbind(2)]
         if decay is not None:
-            decay = decay.mT if total.size(-2) == 1 else decay
             steps.append(decay.expand(*decay.shape[:-3], self.chunks, -1, -1).unbind(-3))
         if backwards:
             steps = [step[::-1] for step in steps]
@@ -265,7 +293,7 @@ class _Part:
                 torch.addcmul(update, row, *decays, out=next_row)
             else:
                 torch.add(row, update, out=next_row)
-        return totals.flatten(0, 2)
+        return (totals if read is None else totals.mul_(read)).flatten(0, 2)
 
 
 class _ChunkCausal(torch.autograd.Function):
@@ -288,11 +316,11 @@ class _ChunkCausal(torch.autograd.Function):
 
         def process(part):
             w = part.weights(log_decay)
-            qs, ks, vs = (part.read(x, dtype) for x in (q, k, v))
+            qs, ks, vs = part.read(q, dtype, w.q), part.read(k, dtype, w.k), part.read(v, dtype)
             q_state, k_state = part.scale(qs, w.q_state), part.scale(ks, w.k_state)
             scores = part.scores(qs, ks, w.products)
-            past_kv = part.scan(kv, torch.bmm(k_state.mT, vs), w.state)
-            past_k = part.scan(totals, k_state.sum(1, keepdim=True), w.state) if needs_k_sum else None
+            past_kv = part.scan(kv, torch.bmm(k_state.mT, vs), w)
+            past_k = part.scan(totals, k_state.sum(1, keepdim=True), w) if needs_k_sum else None
             o = torch.bmm(scores, vs).baddbmm_(q_state, past_kv)
             if normalize:
                 sums = scores.sum(-1, keepdim=True) + (q_state * past_k).sum(-1, keepdim=True)
@@ -328,7 +356,8 @@ class _ChunkCausal(torch.autograd.Function):
 
         def process(part, past_kv, past_k):
             w = part.weights(log_decay)
-            qs, ks, vs, g_o = (part.read(x, dtype) for x in (q, k, v, g_out))
+            qs, ks = part.read(q, dtype, w.q), part.read(k, dtype, w.k)
+            vs, g_o = part.read(v, dtype), part.read(g_out, dtype)
             q_state, k_state = part.scale(qs, w.q_state), part.scale(ks, w.k_state)
             if normalize:
                 sums = part.read(denominator)
@@ -340,15 +369,15 @@ class _ChunkCausal(torch.autograd.Function):
                 g_scores += g_sums
                 g_q_state.addcmul_(g_sums, past_k)
 
-            g_next_kv = part.scan(g_kv, torch.bmm(q_state.mT, g_o), w.state, backwards=True)
+            g_next_kv = part.scan(g_kv, torch.bmm(q_state.mT, g_o), w, backwards=True)
             g_k_state = torch.bmm(vs, g_next_kv.mT)
             if ctx.needs_k_sum:
                 update = torch.bmm(g_sums.mT, q_state) if normalize else torch.zeros_like(q_state[:, :1])
-                g_k_state += part.scan(g_totals, update, w.state, backwards=True)
+                g_k_state += part.scan(g_totals, update, w, backwards=True)
             g_qs, g_ks = part.scale(g_q_state, w.q_state), part.scale(g_k_state, w.k_state)
             part.scores_backward(g_scores, qs, ks, w.products, g_qs, g_ks)
-            part.write(g_q, g_qs)
-            part.write(g_k, g_ks)
+            part.write(g_q, g_qs, w.q)
+            part.write(g_k, g_ks, w.k)
             part.write(g_v, torch.bmm(scores.mT, g_o).baddbmm_(k_state, g_next_kv))
 
         states = iter(states)
@@ -376,7 +405,8 @@ def _log_decay_gradient(log_decay, rows, first, last):
     first, last, length = first.to(rows), last.to(rows), rows.size(2)
     if log_decay.dim() > 2:
         # The decay at position n is a term of c_i for all i ≥ n.
-        return (rows.flip(2).cumsum(2).flip(2) + last[:, :, None]).to(log_decay)
+        sums = rows.cumsum(2)
+        return (rows - sums).add_(sums[:, :, -1:] + last[:, :, None]).to(log_decay)
     i = torch.arange(length, device=rows.device, dtype=rows.dtype)
     gradient = torch.einsum("bhid,i->bhd", rows, i) + first + (length - 1) * last
     return gradient.sum(0).sum_to_size(log_decay.shape).to(log_decay)
