@@ -33,6 +33,12 @@ from fairseq_lrpe.ops.precision import no_autocast
 from fairseq_lrpe.ops.threads import run, split
 
 
+_CPU_ELEMENTS = 2**18
+"""Number of elements of q processed at once on a CPU, which fit a core's cache."""
+_GPU_ELEMENTS = 2**24
+"""Number of elements of q processed at once on other devices, which they fill."""
+
+
 def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
     """Computes causal :func:`fairseq_lrpe.ops.linear_attention` for as many queries as keys."""
     (batch, heads, _, d), dv = q.shape, v.size(-1)
@@ -68,14 +74,6 @@ def default_chunk_size(d: int, dv: int) -> int:
     return 64 if d + dv >= 128 else 32  # fastest of 16, 32, .., 256 on a CPU, measured for six widths
 
 
-def _max_part_elements(device, is_split):
-    """Returns the number of elements of q processed at once, which fit a CPU core's cache or fill a GPU.
-
-    Threads of Python have twice as many, so that they wait for each other less often.
-    """
-    return 2**24 if device.type != "cpu" else 2**19 if is_split else 2**18
-
-
 def _split(q, v, log_decay, chunk_size, dtype):
     """Splits the batch and the heads into groups, which are processed at the same time.
 
@@ -86,9 +84,9 @@ def _split(q, v, log_decay, chunk_size, dtype):
     size = max(1, min(chunk_size or default_chunk_size(d, v.size(-1)), length))
     if log_decay is not None and log_decay.dim() == 2 and log_decay.size(-1) > 1:
         size = stable_block_size(log_decay, size)
-    groups, weights, slices = [], None, split(q)
-    max_elements = _max_part_elements(q.device, len(slices) > 1)
-    for sequences, heads in slices:
+    groups, weights = [], None
+    max_elements = _CPU_ELEMENTS if q.device.type == "cpu" else _GPU_ELEMENTS
+    for sequences, heads in split(q):
         if log_decay is None or log_decay.dim() == 2:
             decay = log_decay if log_decay is None or len(log_decay) == 1 else log_decay[heads]
             lengths = {size, length % size} - {0}
@@ -363,7 +361,7 @@ class _ChunkCausal(torch.autograd.Function):
                 sums = part.read(denominator)
                 g_o = g_o / sums.clamp(min=eps)
                 g_sums = -(g_o * part.read(out)).sum(-1, keepdim=True) * (sums >= eps)
-            scores, g_scores = part.scores(qs, ks, w.products), torch.bmm(g_o, vs.mT)
+            g_scores = torch.bmm(g_o, vs.mT)
             g_q_state = torch.bmm(g_o, past_kv.mT)
             if normalize:
                 g_scores += g_sums
@@ -378,6 +376,8 @@ class _ChunkCausal(torch.autograd.Function):
             part.scores_backward(g_scores, qs, ks, w.products, g_qs, g_ks)
             part.write(g_q, g_qs, w.q)
             part.write(g_k, g_ks, w.k)
+            del g_scores, g_q_state, g_k_state, g_qs, g_ks
+            scores = part.scores(qs, ks, w.products)
             part.write(g_v, torch.bmm(scores.mT, g_o).baddbmm_(k_state, g_next_kv))
 
         states = iter(states)

@@ -11,7 +11,7 @@ from support.tensors import assert_same
 
 from fairseq_lrpe.ops import linear_attention
 
-MAX_PART_ELEMENTS = "fairseq_lrpe.ops.linear_attention.causal._max_part_elements"
+CPU_ELEMENTS = "fairseq_lrpe.ops.linear_attention.causal._CPU_ELEMENTS"
 CAUSAL = {"causal": True, "normalize": True}
 
 
@@ -37,7 +37,7 @@ def test_chunk_matches_reference(data):
     size = data.draw(st.sampled_from([None, 1, 7, 16, 64]), "chunk size")
     # Elements processed at once: one chunk of one sequence, some chunks, or all.
     elements = data.draw(st.sampled_from([1, 500, 2000, 2**18]), "elements")
-    with patch(MAX_PART_ELEMENTS, lambda *_: elements):
+    with patch(CPU_ELEMENTS, elements):
         actual = results(inputs, backend="chunk", chunk_size=size, **options)
     assert_same(actual, results(inputs, backend="reference", **options))
 
