@@ -32,7 +32,6 @@ from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
 from fairseq_lrpe.ops.precision import no_autocast
 from fairseq_lrpe.ops.threads import run, split
 
-
 _CPU_ELEMENTS = 2**18
 """Number of elements of q processed at once on a CPU, which fit a core's cache."""
 _GPU_ELEMENTS = 2**24
