@@ -12,6 +12,7 @@ from fairseq_lrpe.encodings import Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.ops.decay import decay_of_keys
+from fairseq_lrpe.ops.linear_attention.chunk import attend_last
 from fairseq_lrpe.ops.linear_attention.exponential import exp_features, scaled_attention
 from fairseq_lrpe.ops.linear_attention.state import LinearState
 from fairseq_lrpe.ops.position_index import PositionIndex
@@ -26,7 +27,7 @@ _EPS = 1e-6
 MAX_FLOAT16_OUTPUT = 2.0**10
 """Largest output of a float16 model, far below 2^16 so that the output projection's sums do not overflow."""
 
-_MAX_KEY_STATE_SIZE = 1.5
+_MAX_KEY_STATE_SIZE = 2.0
 """Maximum size of a :class:`KeyState`, relative to that of the sums.
 
 A step of beam search reads and writes keys and values once, and the sums twice.
@@ -60,7 +61,7 @@ class LinearAttention(SelfAttention):
 
     Queries and keys are mapped by the feature map ϕ and then encoded. They are not scaled by 1/√d, and there
     is no attention dropout. The state for decoding consists of running sums, whose size is constant. If
-    all positions are decoded one at a time, it consists of keys and values until they are 1.5 times as large.
+    all positions are decoded one at a time, it consists of keys and values until they are twice as large.
 
     Args:
         embed_dim: embedding dimension E.
@@ -138,9 +139,11 @@ class LinearAttention(SelfAttention):
         def attend_with_keys(q, k, v, normalize):
             keys = _append_keys(state, order, k, v, log_decay, padding)
             decay = log_decay if keys.log_decay is None else keys.log_decay
-            own = {"log_decay": decay, "return_state": not keys.is_small}
-            result = linear_attention(q, keys.k, keys.v, normalize=normalize, **own, **options)
-            return (result, keys) if keys.is_small else result
+            if keys.is_small and q.size(2) == 1:
+                with no_autocast(q.device):
+                    return attend_last(q, keys.k, keys.v, decay, normalize, _EPS), keys
+            own = {"log_decay": decay, "return_state": True}
+            return linear_attention(q, keys.k, keys.v, normalize=normalize, **own, **options)
 
         def encode_and_attend(q, k, v):
             encoded = *self.encoding(q, k, context), self.encoding.encode_values(v, context)

@@ -92,7 +92,7 @@ def linear_attention(
     with no_autocast(q.device):
         earlier = k.size(-2) - q.size(-2)
         if causal and q.size(-2) == 1 and state is None and not return_state and backend != "reference":
-            return attend_last(q.to(dtype), k.to(dtype), v.to(dtype), log_decay, normalize, eps)
+            return attend_last(q, k, v, log_decay, normalize, eps)
         # Earlier keys become part of the state, because all queries attend to both.
         if causal and earlier and backend != "reference":
             decay = log_decay

@@ -1,11 +1,12 @@
 """Linear attention in O(L) time with plain torch; causal attention is computed in chunks."""
 
-import functools
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
+from fairseq_lrpe.ops.decay import finite_log_decay
 from fairseq_lrpe.ops.linear_attention.causal import chunk_causal
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, decayed_keys, update_state
 from fairseq_lrpe.ops.precision import no_autocast
@@ -31,8 +32,15 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Te
 def attend_last(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, normalize: bool, eps: float
 ) -> Tensor:
-    """Returns the output of one query at the position of the last key, without the sums over the keys."""
-    k = decayed_keys(k, log_decay)
+    """Returns the output of one query at the position of the last key, without the sums over the keys.
+
+    The arguments are those of :func:`fairseq_lrpe.ops.linear_attention`, which also checks them.
+    """
+    dtype = reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype, torch.float32))
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if log_decay is not None:
+        log_decay = finite_log_decay(log_decay.to(q.device, dtype))
+        k = decayed_keys(k, log_decay[..., None] if log_decay.dim() in (1, 3) else log_decay)
     # torch multiplies the many small matrices of a decoding step far slower with four dimensions than three.
     scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT)
     out = torch.bmm(scores, v.flatten(0, 1))
@@ -96,7 +104,7 @@ class _Bidirectional(torch.autograd.Function):
             if not needs_plain_backward():
                 return _Bidirectional._backward(ctx, *gradients)
             q, k, v, _, _, *first, _, _ = ctx.saved_tensors
-            plain = functools.partial(_plain, ctx.args)
+            plain = partial(_plain, ctx.args)
             return *plain_gradients(plain, (q, k, v, *first), gradients), None
 
     @staticmethod
