@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_error("results"):
         if not args.table and (args.scale or args.plot_columns or overrides):
             raise UserError("--scale, --plot-columns and KEY=VALUE need --table: add it, or omit them")
+        if (args.format or args.plot) and not (args.table or args.experiment):
+            raise UserError("--format and --plot need --table or --experiment: add one, or omit them")
         if args.table:
             show_table(Table(args.table, args.scale or "full", overrides), args)
         elif args.experiment:

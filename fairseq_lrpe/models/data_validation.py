@@ -12,7 +12,7 @@ from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.errors import UserError
 
-PREPARE_AGAIN = "prepare the data again"
+PREPARE_AGAIN = "remove its folder and prepare it again"
 
 
 def check_data(args, splits: list[str]) -> None:

@@ -120,7 +120,9 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
             "--token-positions none"
         )
     if encoding.uses_absolute_positions:
-        known = ", ".join(name for name, cls in ENCODINGS.items() if not cls.uses_absolute_positions)
+        classes = {name: cls for name, cls in ENCODINGS.items() if not cls.uses_absolute_positions}
+        is_linear = isinstance(attention, LinearAttention)
+        known = ", ".join(name for name, cls in classes.items() if cls.decomposable or not is_linear)
         raise UserError(
             f"{encoding.name} uses absolute positions, which a memory does not support: use one of {known}"
         )

@@ -102,7 +102,7 @@ class ImageDataset(LabeledDataset):
             return decode(self.content[begin : begin + size])
         except ValueError as error:
             name = f"{self.prefix}.input0.bin: image {index:,}"
-            raise UserError(f"{name} is damaged ({error}): delete and prepare the data again") from None
+            raise UserError(f"{name} is damaged ({error}): remove its folder and prepare it again") from None
 
     def __getitem__(self, index):
         image = transforms.resize_and_center_crop(self.image(int(index)), self.cfg.image_size)

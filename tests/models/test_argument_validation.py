@@ -68,7 +68,8 @@ def test_shards_need_only_the_training_set(train, data_bin, tmp_path):
     assert done.returncode == 0, done.stderr
     (shard / "train.bin").unlink()
     done = train("linear_lm_base", tmp_path / "new", data=f"{data_bin}:{shard}")
-    assert_rejected(done, "shard/train.bin is missing: prepare the data again", tmp_path / "new")
+    message = "shard/train.bin is missing: remove its folder and prepare it again"
+    assert_rejected(done, message, tmp_path / "new")
 
 
 def test_invalid_checkpoint(checkpoint, data_bin, tmp_path):

@@ -156,6 +156,8 @@ class Job:
         data_sizes(self.kind, self.cfg)
         if self.kind.trains:
             train_command(self)
+        else:
+            self.kind.flags(self)
 
     def check_start(self) -> None:
         initial = self.experiment.starts_from(self.run)

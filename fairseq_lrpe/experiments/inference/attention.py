@@ -10,7 +10,7 @@ from fairseq_lrpe.attention import SelfAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.experiments.inference.load import find, load_model
 
-BLOCKS = 16  # number of blocks of the test split over which weights are averaged
+BLOCKS = 16  # number of blocks of the test split, if it has as many, over which weights are averaged
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def trained_weights(run: Path) -> Tensor:
     for module in trained.model.modules():
         if isinstance(module, SelfAttention):
             module.attend = _recording(module, weights)
-    batch = dataset.collater([dataset[i] for i in range(BLOCKS)])
+    batch = dataset.collater([dataset[i] for i in range(min(BLOCKS, len(dataset)))])
     trained.model(batch["net_input"]["src_tokens"])
     return relative_weights(torch.stack(weights))
 

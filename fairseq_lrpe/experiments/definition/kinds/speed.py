@@ -9,7 +9,7 @@ from pydantic import PositiveInt
 
 from fairseq_lrpe.experiments.definition.kinds.base import Kind, Settings
 from fairseq_lrpe.experiments.definition.schema import Model
-from fairseq_lrpe.methods import architecture, check_method_name
+from fairseq_lrpe.methods import architecture, check_method
 from fairseq_lrpe.utils.subprocesses import as_flags
 
 
@@ -39,15 +39,16 @@ class Speed(Kind):
     metrics = {"relative_speed": "higher", "milliseconds": "lower", "relative_memory": "lower"}
     decimals = {**Kind.decimals, "milliseconds": 1}
 
-    def check(self, cfg):
-        check_method_name(cfg.reference or "base")
+    def flags(self, job):
+        check_method(reference(job), job.run.attention, "choose another reference")
+        return {"arch": architecture(job.run.attention, job.cfg.model, reference(job))}
 
     def updates(self, cfg):
         return 0
 
     def evaluate(self, job, name):
         cfg, run, precision = job.cfg, job.run, job.precision
-        [reference] = job.experiment.runs(run.attention, cfg.reference or "base", [run.seed])
+        [other] = job.experiment.runs(run.attention, reference(job), [run.seed])
         out = job.folder / f"speed-{name}.json"
         settings = {
             "batch_size": cfg.batch.total,
@@ -55,13 +56,17 @@ class Speed(Kind):
             "cpu": job.cpu,
             "json": out,
         }
-        models = [_model(cfg.model, one) for one in (replace(job, run=reference), job)]
+        models = [_model(cfg.model, one) for one in (replace(job, run=other), job)]
         flags = {"seed": run.seed, precision: precision != "fp32"}
         command = ["python", "-m", "fairseq_lrpe", "bench", "train", *models, *as_flags(settings)]
         job.call([*command, "--", *as_flags(flags)], name)
         base, measured = json.loads(out.read_text())
         found = {"relative_speed": measured["relative"], "milliseconds": measured["ms"]}
         return found | {"relative_memory": measured["MiB"] / base["MiB"]}
+
+
+def reference(job) -> str:
+    return job.cfg.reference or "base"
 
 
 def _model(family, job):
