@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         experiment = Experiment.load(args.experiment, overrides)
         check_method(args.method, args.attention, "pass --attention softmax")
         runs = experiment.runs(args.attention, args.method, args.seeds)
-        jobs = [Job(experiment, run, args.results, more=arguments[split + 1 :]) for run in runs]
+        jobs = [Job(experiment, run, args.results, extra_flags=arguments[split + 1 :]) for run in runs]
         if args.estimate:
             machine = estimated_machine(args)
             show_estimate([replace(job, **machine) for job in jobs], args.on)

@@ -21,15 +21,15 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, visible_files
 from fairseq_lrpe.utils.suggest import choices
 
-FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
-FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
-FREE += ("train.linear_backend",)  # all backends compute the same function
+NON_IDENTIFYING = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
+NON_IDENTIFYING += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
+NON_IDENTIFYING += ("train.linear_backend",)  # all backends compute the same function
 """Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
 FORMER_FOLDERS = {  # {folder of configs in version 1.0: folder}
     **{"mt": "transformer", "questions": "question_generator", "classification": "classifier"},
     **{"imagenet": "vit", "roper": "synthetic_lm"},
 }
-OPEN = ("evaluations", "grid", "choose")  # sections of a YAML file to which overrides can add keys
+EXTENSIBLE = ("evaluations", "grid", "choose")  # sections of a YAML file to which overrides can add keys
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
 SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
 
@@ -59,8 +59,8 @@ def foreign_encoding(key: str, method: str) -> str | None:
     return None if method in METHODS and METHODS[method].encoding == encoding else encoding
 
 
-def is_free(key: str) -> bool:
-    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+def is_non_identifying(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in NON_IDENTIFYING)
 
 
 def read_yaml(path: Path) -> dict:
@@ -94,7 +94,7 @@ def resolved(cfg: DictConfig) -> dict:
 @dataclass
 class Experiment:
     name: str  # path of the YAML file in configs, without the suffix
-    cfg: DictConfig  # settings, including the overrides of ``FREE`` settings
+    cfg: DictConfig  # settings, including the overrides of ``NON_IDENTIFYING`` settings
     kind: Kind
     files: str  # names of the YAML file and of the files that it extends with ``defaults``, in messages
     shared: list[str]  # overrides that also apply to the experiments from which runs start
@@ -139,7 +139,7 @@ class Experiment:
         self.kind.check(cfg)
 
     def _locate(self, key, cfg=None):
-        """Returns (section, name) of a key, or raises a UserError; ``train`` and ``OPEN`` accept new keys."""
+        """Returns (section, name) of a key; raises a UserError for new keys outside ``train`` and EXTENSIBLE."""
         if key == "kind":
             raise UserError(
                 f"{self.name} is of kind {self.cfg.kind}: use another experiment to change the kind"
@@ -151,7 +151,7 @@ class Experiment:
                 break
             section, name = section[head], rest
             path.append(head)
-        is_open = path and name and (path[0] in OPEN or (path == ["train"] and "." not in name))
+        is_open = path and name and (path[0] in EXTENSIBLE or (path == ["train"] and "." not in name))
         if is_open or name in list(section):
             return section, name
         prefix = "".join(f"{each}." for each in path)
@@ -164,7 +164,7 @@ class Experiment:
             raise UserError(f"{text!r} is not an override: expected KEY=VALUE")
         section, name = self._locate(key)
         value = as_value(new)
-        if is_free(key):
+        if is_non_identifying(key):
             section[name] = {} if key == "choose" and value is None else value
         elif self._differs(key, value):
             self.changes[key] = as_text(value)
@@ -197,8 +197,8 @@ class Experiment:
 
         ``changes`` {key: value} are further changed settings, which replace the values of the grid.
         """
-        if free := [key for key in changes if is_free(key)]:
-            raise UserError(f"{free[0]} is not allowed in changes: set it in the experiment {self.name}")
+        if found := [key for key in changes if is_non_identifying(key)]:
+            raise UserError(f"{found[0]} is not allowed in changes: set it in the experiment {self.name}")
         changes = {**self.changes, **{k: v for k, v in changes.items() if self._differs(k, v)}}
         for key in changes:
             if encoding := foreign_encoding(key, method):

@@ -81,7 +81,7 @@ def train_command(job: "Job") -> list[str]:
     cfg, gpus, nodes = job.cfg, job.gpus, job.nodes
     if job.precision == "bf16" and job.run.method == "fairseq":
         raise UserError("fairseq trains its own models in bf16 only on TPUs: use --precision fp16")
-    check_own_flags(job.train_flags, job.more)
+    check_own_flags(job.train_flags, job.extra_flags)
     flags = {
         "user_dir": display_path(PLUGIN),
         "task": job.kind.task,
@@ -112,11 +112,11 @@ def train_command(job: "Job") -> list[str]:
         start = ["torchrun", *rendezvous, "--nproc_per_node", gpus, "-m", "fairseq_cli.train"]
     folders = [str(display_path(folder)) for folder in job.kind.folders(cfg)]
     data = [os.pathsep.join(folders)] if folders else []
-    return [str(x) for x in (*start, *data, *as_flags(flags), *job.more)]
+    return [str(x) for x in (*start, *data, *as_flags(flags), *job.extra_flags)]
 
 
-def check_own_flags(configured: dict, more: list[str]) -> None:
-    given = {word[2:].partition("=")[0].replace("-", "_") for word in more if word.startswith("--")}
+def check_own_flags(configured: dict, extra_flags: list[str]) -> None:
+    given = {word[2:].partition("=")[0].replace("-", "_") for word in extra_flags if word.startswith("--")}
     # docs/performance.md measures the CPU with --fp16 and --bf16.
     named = {name: f"--{name.replace('_', '-')}" for name in given - {"fp16", "bf16"}}
     named |= {name: f"train.{name}" for name in configured}

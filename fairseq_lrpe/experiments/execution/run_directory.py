@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from fairseq_lrpe.experiments.definition.experiment import is_free
+from fairseq_lrpe.experiments.definition.experiment import is_non_identifying
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
 
@@ -159,13 +159,13 @@ def of_method(config: dict, method: str) -> dict:
 
 
 def setting_differences(before: object, after: object, key: str = "") -> list[str]:
-    """Returns the differences of settings as "key was x, now y"; settings in ``FREE`` are ignored."""
+    """Returns the differences of settings as "key was x, now y"; NON_IDENTIFYING ones are ignored."""
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return [] if before == after else [f"{key} was {before}, now {after}"]
     found = []
     for name in dict.fromkeys([*before, *after]):
         full = f"{key}.{name}".lstrip(".")
-        if not is_free(full):
+        if not is_non_identifying(full):
             found += setting_differences(before.get(name), after.get(name), full)
     return found
 

@@ -64,7 +64,7 @@ class Job:
     cpu: bool = True
     precision: str = "fp32"
     rendezvous: str | None = None  # HOST:PORT at which the nodes connect
-    more: list[str] = field(default_factory=list)  # further arguments of fairseq-train
+    extra_flags: list[str] = field(default_factory=list)  # further arguments of fairseq-train
     environment: dict[str, str] = field(default_factory=dict)  # of its commands, besides this process's
     stop: threading.Event | None = None  # ends the commands of a run in a thread when it is set
     lock: IO | None = None  # the open lock file of the folder while this process holds the lock
@@ -355,7 +355,7 @@ def check_finished(job: Job) -> None:
     now = {
         **read_json(job.folder / "run.json"),
         "config": OmegaConf.to_container(job.cfg, resolve=True),
-        "flags": job.more,
+        "flags": job.extra_flags,
         "precision": job.precision,
         "data": data_sizes(job.kind, job.cfg),
     }
@@ -382,7 +382,7 @@ def run_settings(job: Job) -> dict:
         **{name: getattr(job, name) for name in MACHINE},
         "gpu_names": [] if job.cpu else [names[gpu] for gpu in share],
         "processor": run_directory.processor(environment),
-        "flags": job.more,
+        "flags": job.extra_flags,
         "config": config,
         "starts_from": initial,
         "data": data_sizes(job.kind, job.cfg),

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import pandas as pd
 from omegaconf import OmegaConf
 
-from fairseq_lrpe.experiments.definition.experiment import Experiment, is_free
+from fairseq_lrpe.experiments.definition.experiment import Experiment, is_non_identifying
 from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.definition.run import RECORDS, Run, experiment_of, run_folders
 from fairseq_lrpe.experiments.execution.run_directory import is_locked, object_in, read_lines
@@ -236,7 +236,7 @@ def _is_compared(key, method):
     section, *names = key.split(".")
     if section == "by_method":
         return names[:1] == [method]
-    return not is_free(key) or section in ("starts_from", "choose")
+    return not is_non_identifying(key) or section in ("starts_from", "choose")
 
 
 def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, dict]]:

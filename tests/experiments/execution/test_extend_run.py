@@ -102,7 +102,7 @@ def start(extended, words, tmp_path, capsys):
         overrides = [word for word in (*words, "updates=12", *overrides) if "=" in word]
         experiment = Experiment.load("lm/mini", overrides)
         [one] = experiment.runs(attention, "rope", [seed])
-        job = Job(experiment, one, tmp_path, more=list(more))
+        job = Job(experiment, one, tmp_path, extra_flags=list(more))
         job.folder.mkdir(parents=True, exist_ok=True)
         extend_run.start(job, run_settings(job))
         return capsys.readouterr().out
