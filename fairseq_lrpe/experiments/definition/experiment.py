@@ -139,7 +139,7 @@ class Experiment:
         self.kind.check(cfg)
 
     def _locate(self, key, cfg=None):
-        """Returns (section, name) of a key; raises a UserError for new keys outside ``train`` and EXTENSIBLE."""
+        """Returns (section, name) of a key; new keys are allowed in ``train`` and EXTENSIBLE only."""
         if key == "kind":
             raise UserError(
                 f"{self.name} is of kind {self.cfg.kind}: use another experiment to change the kind"
