@@ -61,7 +61,8 @@ class LinearAttention(SelfAttention):
 
     Queries and keys are mapped by the feature map ϕ and then encoded. They are not scaled by 1/√d, and there
     is no attention dropout. The state for decoding consists of running sums, whose size is constant. If
-    all positions are decoded one at a time, it consists of keys and values until they are twice as large.
+    all positions are decoded one at a time, it consists of keys and values as long as they have at most twice
+    as many elements as the sums, except for the feature map "exp".
 
     Args:
         embed_dim: embedding dimension E.
@@ -75,8 +76,9 @@ class LinearAttention(SelfAttention):
             so that inputs of any size give finite outputs; causal attention then takes O(L log L) time. If
             the encoding changes q and k, denominators are at least 1e-6 and 1e-12·exp(max q + max k), and
             outputs are too small where this lower bound applies.
-        backend: backend of :func:`fairseq_lrpe.ops.linear_attention`. In evaluation mode, "fla" is replaced
-            by "auto", so that models trained with the GPU kernels can be used without them.
+        backend: backend of :func:`fairseq_lrpe.ops.linear_attention`; not used for the feature map "exp". In
+            evaluation mode, "fla" is replaced by "auto", so that models trained with the GPU kernels can be
+            used without them.
         **options: see :class:`SelfAttention`.
 
     Raises:

@@ -48,7 +48,7 @@ def convert(image: Image.Image, mode: str = "RGB") -> Image.Image:
     Gray values v of n = 9 to 16 bits are scaled to v >> (n - 8). Pillow would clip them to 255.
 
     Raises:
-        ValueError: If the gray values are other numbers of 32 bits, whose range is unknown.
+        ValueError: If the gray values are signed or have 32 bits, because their range is then unknown.
     """
     # Pillow reads 16-bit PGM files, and in old versions 16-bit PNG files, as 32-bit integers.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):

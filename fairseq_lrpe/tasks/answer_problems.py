@@ -214,7 +214,9 @@ def read_symbols(folder: str) -> dict[str, int]:
 
     path = Path(folder) / "dict.txt"
     if not path.is_file():
-        raise UserError(f"{path} does not exist: run `{prepare_command(path.parent) or PREPARE}`")
+        command = prepare_command(path.parent)
+        remedy = f"`{command}` prepares it" if command else f"`{PREPARE}` lists the corpora"
+        raise UserError(f"--haystack {folder} has no dict.txt: pass a folder of binarized text; {remedy}")
     known = Dictionary.load(str(path)).symbols[NSPECIAL:]
     symbols = dict.fromkeys([*known, *string.ascii_lowercase, *string.digits, *MARKS])
     return {symbol: index for index, symbol in enumerate(symbols)}

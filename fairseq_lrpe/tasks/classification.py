@@ -48,7 +48,7 @@ def is_joined(about: dict, pairs: str) -> bool:
 
 
 def truncated_lengths(first: int, second: int, total: int) -> tuple[int, int]:
-    """Returns the lengths of two texts cut to ``total`` tokens in all: first the longer one, down to half."""
+    """Returns the lengths of two texts cut to ``total`` in all: first the longer one, to half of that."""
     if first + second > total:
         half = total // 2
         first = min(first, max(total - half, total - second))

@@ -164,7 +164,7 @@ def test_text_of_needles_is_too_short(data_bin):
 def test_text_of_needles_has_to_be_prepared():
     with pytest.raises(SystemExit) as end:
         task_of(problem="needle", haystack="data/none/bin")
-    assert "data/none/bin/dict.txt does not exist: run `" in str(end.value.code)
+    assert "data/none/bin has no dict.txt: pass a folder of binarized text; `" in str(end.value.code)
 
 
 @pytest.mark.parametrize("name, sizes, message", [
