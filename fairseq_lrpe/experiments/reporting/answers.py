@@ -61,10 +61,10 @@ class Answer:
 
 
 def answers(runs: Mapping[Run, RunRecord]) -> list[Answer]:
-    """Returns an answer to each question whose column is measured.
+    """Returns an answer to each question whose column is measured for all methods and seeds.
 
-    Only methods whose runs with all planned seeds are measured, and have not diverged, are compared, and no
-    rows with changed settings, such as those of token positions.
+    Methods that diverged are not compared, and neither are rows with changed settings, such as those of token
+    positions.
     """
     tables = {name: Table(name, "mini") for name in ("training_speed", *(about[2] for about in QUESTIONS))}
     found = []
@@ -87,13 +87,14 @@ def answers(runs: Mapping[Run, RunRecord]) -> list[Answer]:
 
 def _encodings(table, column, attention, runs):
     rows = {(row.attention, row.row) for row in table.rows if row.method and not row.changes}
-    found = []
-    for cell in table.cells:
-        is_shown = (cell.column, cell.attention) == (column, attention) and (attention, cell.row) in rows
-        if is_shown and cell.runs and all(run in runs for run in cell.runs):
-            values = {run.seed: runs[run].value(cell.evaluation, cell.metric) for run in cell.runs}
-            if all(value is not None and math.isfinite(value) for value in values.values()):
-                found.append(Measured(cell.runs[0].method, values, cell.kind.decimals.get(cell.metric, 2)))
+    cells = [x for x in table.cells if (x.column, x.attention) == (column, attention) and x.runs]
+    cells, found = [x for x in cells if (attention, x.row) in rows], []
+    if not all(run in runs for cell in cells for run in cell.runs):
+        return []
+    for cell in cells:
+        values = {run.seed: runs[run].value(cell.evaluation, cell.metric) for run in cell.runs}
+        if all(value is not None and math.isfinite(value) for value in values.values()):
+            found.append(Measured(cell.runs[0].method, values, cell.kind.decimals.get(cell.metric, 2)))
     return found
 
 
