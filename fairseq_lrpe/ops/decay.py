@@ -134,6 +134,20 @@ def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         size //= 2
 
 
+def gated_block_size(log_decay: Tensor, size: int) -> int:
+    """Returns a block size, at most ``size``, for decays that differ between positions (B, H, L, d).
+
+    It is halved, but not below 16, until :func:`block_products` needs a single product for each block.
+    Several products of large blocks cost more than the additional states of small ones.
+    """
+    while size > 16:
+        halves = F.pad(log_decay.detach(), (0, 0, 0, -log_decay.size(2) % (size // 2)))
+        if _is_at_most(halves.unflatten(2, (-1, size // 2)).sum(3), _MAX_EXPONENT):
+            break
+        size //= 2
+    return size
+
+
 def _is_at_most(x, limit):
     if x.is_meta or not x.numel():
         return True

@@ -60,7 +60,8 @@ def linear_attention(
         state: sums over all earlier keys, Σ k vᵀ (B, H, d, dv) and Σ k (B, H, d), as returned by a previous
             call. All queries attend to these keys.
         return_state: whether to return the sums over earlier and current keys, too.
-        chunk_size: number of rows per chunk of the backend "chunk", by default 64 or 32, depending on d + dv.
+        chunk_size: number of rows per chunk of the backend "chunk", by default 64 or 32, depending on d + dv,
+            or less for strong decays of each feature.
         backend: "reference" (the O(L²) definition); "chunk" (plain torch); "fla" (the kernels of
             flash-linear-attention, on GPUs of compute capability 8.0 or higher); or "auto" (fla where it is
             installed and supports the arguments, otherwise chunk).

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
-from fairseq_lrpe.ops.decay import block_products, stable_block_size
+from fairseq_lrpe.ops.decay import block_products, gated_block_size, stable_block_size
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
@@ -81,8 +81,11 @@ def _split(q, v, log_decay, chunk_size, dtype):
     """
     length, d = q.shape[2:]
     size = max(1, min(chunk_size or default_chunk_size(d, v.size(-1)), length))
-    if log_decay is not None and log_decay.dim() == 2 and log_decay.size(-1) > 1:
-        size = stable_block_size(log_decay, size)
+    if log_decay is not None and log_decay.size(-1) > 1:
+        if log_decay.dim() == 2:
+            size = stable_block_size(log_decay, size)
+        elif chunk_size is None:
+            size = gated_block_size(log_decay, size)
     groups, weights = [], None
     max_elements = _CPU_ELEMENTS if q.device.type == "cpu" else _GPU_ELEMENTS
     for sequences, heads in split(q):

@@ -10,6 +10,7 @@ from support.linear_results import attend, positive, random_inputs, results
 from support.tensors import assert_same
 
 from fairseq_lrpe.ops import linear_attention
+from fairseq_lrpe.ops.decay import gated_block_size
 
 CPU_ELEMENTS = "fairseq_lrpe.ops.linear_attention.causal._CPU_ELEMENTS"
 CAUSAL = {"causal": True, "normalize": True}
@@ -40,6 +41,13 @@ def test_chunk_matches_reference(data):
     with patch(CPU_ELEMENTS, elements):
         actual = results(inputs, backend="chunk", chunk_size=size, **options)
     assert_same(actual, results(inputs, backend="reference", **options))
+
+
+@pytest.mark.parametrize("decay, size", [(-0.5, 64), (-1.5, 32), (-3, 16), (-50, 16)])
+def test_strong_decays_have_smaller_chunks(decay, size):
+    log_decay = torch.full((1, 1, 100, 2), -0.01)
+    log_decay[:, :, 40:80, 1] = decay
+    assert gated_block_size(log_decay, 64) == size
 
 
 @pytest.mark.parametrize("decay, normalize", [
