@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 from unittest.mock import patch
 
@@ -26,6 +27,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # A shell ignores SIGINT in background jobs, and the commands that tests interrupt would inherit this.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if name := config.getoption("--encoding"):
         from fairseq_lrpe.encodings import ENCODINGS
 
