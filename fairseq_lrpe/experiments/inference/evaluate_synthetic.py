@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from fairseq_lrpe.experiments.inference.load import find, load_model
 from fairseq_lrpe.tasks.answer_problems import AnswerProblem, ItemsProblem
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
-from fairseq_lrpe.utils.files import write_atomic
+from fairseq_lrpe.utils.files import output_folder, write_atomic
 from fairseq_lrpe.utils.suggest import choices
 
 PROBLEMS = 128
@@ -138,6 +138,8 @@ def evaluation(text: str) -> tuple[str, dict[str, int]]:
     """Converts an argument NAME:SIZE=N,.. to (NAME, {SIZE: N})."""
     name, _, sizes = text.partition(":")
     pairs = [pair.split("=") for pair in sizes.split(",") if pair]
+    if not name:
+        raise ArgumentTypeError(f"{text!r} has no name: expected NAME:SIZE=N,..")
     if wrong := [pair[0] for pair in pairs if pair[0] not in SIZES]:
         raise ArgumentTypeError(f"unknown size {wrong[0]!r}{choices(wrong[0], SIZES)}")
     return name, {size: int(number) for size, number in pairs}
@@ -151,7 +153,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("evaluations", nargs="+", type=evaluation, metavar="NAME:SIZE=N,..", help=text)
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
-    with exit_on_error("evaluate-synthetic"):
+    with exit_on_error("evaluate-synthetic"), output_folder(args.out):
         checkpoint, _ = find(args.checkpoint, ["synthetic_lm"])
         trained = load_model(checkpoint, cpu=args.cpu)
         for name, sizes in args.evaluations:
