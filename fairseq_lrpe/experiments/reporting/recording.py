@@ -36,16 +36,17 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
     runs, refused = finished_runs(results)
     lines = records.read_settings(folder) | {run: _settings_line(record) for run, record in runs.items()}
     _check_data(lines)
-    with output_folder(folder / "curves"), output_folder(folder / "settings"):
+    with output_folder(folder / "settings"):
         for experiment in {run.experiment for run in runs}:
             name = experiment.replace("/", "-")
             own = [run for run in runs if run.experiment == experiment]
             points = [row_key(run) + point for run in own for point in _points(runs[run])]
             _merge(folder / "curves" / f"{name}.csv", POINTS, points, own)
+            numbers = _numbers({run: runs[run] for run in own})
+            _merge(folder / "measurements" / f"{name}.csv", MEASUREMENTS, numbers, own)
             of = sorted((run for run in lines if run.experiment == experiment), key=row_key)
             text = "".join(json.dumps(lines[run]) + "\n" for run in of)
             write_atomic(folder / "settings" / f"{name}.jsonl", text)
-        _merge(folder / "measurements.csv", MEASUREMENTS, _numbers(runs), runs)
     return len(runs), refused
 
 
@@ -143,7 +144,8 @@ def _merge(path, columns, rows, runs):
         text = new.sort_values(columns[: columns.index("value")]).to_csv(
             index=False, na_rep="nan", lineterminator="\n"
         )
-        write_atomic(path, text)
+        with output_folder(path.parent):
+            write_atomic(path, text)
 
 
 def record_weights(experiment: str, results: Path, folder: Path) -> int:
@@ -166,8 +168,7 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
         weights = trained_weights(runs[run].folder).tolist()
         # Four digits are enough for plots.
         rows += [(*row_key(run), n, f"{weights[n]:.4g}") for n in records.shown_distances(len(weights))]
-    with output_folder(folder):
-        _merge(folder / "attention_weights.csv", WEIGHTS, rows, first.values())
+    _merge(folder / "attention_weights.csv", WEIGHTS, rows, first.values())
     return len(first)
 
 

@@ -1,7 +1,7 @@
 """Reads runs: from their folders, or from a folder of recorded results such as docs/results.
 
 A folder of recorded results contains settings/EXPERIMENT.jsonl, with one JSON object per run,
-measurements.csv, with one line per number, curves/EXPERIMENT.csv, and attention_weights.csv.
+measurements/EXPERIMENT.csv, with one line per number, curves/EXPERIMENT.csv, and attention_weights.csv.
 """
 
 import json
@@ -31,7 +31,7 @@ RUN = ["experiment", "attention", "method", "changes", "seed"]
 MEASUREMENTS = [*RUN, "evaluation", "metric", "value", "signature"]
 POINTS = [*RUN, "updates", "value"]
 WEIGHTS = [*RUN, "distance", "value"]
-"""Columns of measurements.csv, of the files with curves, and of attention_weights.csv."""
+"""Columns of the files with measurements, of those with curves, and of attention_weights.csv."""
 TYPES = {"distance": int, "seed": int, "updates": int, "value": float}
 
 METHOD_ORDER = {method: index for index, method in enumerate(METHODS)}
@@ -272,7 +272,7 @@ def different_settings(before: dict[str, dict], now: dict[str, dict] | None) -> 
 
 
 def is_recorded(results: Path) -> bool:
-    return (results / "measurements.csv").is_file()
+    return (results / "measurements").is_dir()
 
 
 def row_key(run: Run) -> tuple:
@@ -298,10 +298,9 @@ def read_recorded(folder: Path) -> list[RunRecord]:
 
     Runs whose settings differ from those that the YAML files define today have a ``problem`` and no numbers.
     """
-    lines, curves, records = read_settings(folder), {}, []
-    measured = _read_by_run(folder / "measurements.csv", MEASUREMENTS)
-    for path in sorted((folder / "curves").glob("[!.]*.csv")):
-        curves |= _read_by_run(path, POINTS)
+    lines, records = read_settings(folder), []
+    measured = _read_by_run((folder / "measurements").glob("[!.]*.csv"), MEASUREMENTS)
+    curves = _read_by_run((folder / "curves").glob("[!.]*.csv"), POINTS)
     configured = configured_settings(lines)
     for run, settings in lines.items():
         record = _as_record(folder, run, settings, measured.get(row_key(run), ()))
@@ -328,18 +327,18 @@ def _as_record(folder, run, settings, measured):
     return record
 
 
-def _read_by_run(path, columns):
-    """Returns {values of the columns ``RUN``: rows of the other columns} from a CSV file."""
+def _read_by_run(paths, columns):
+    """Returns {values of the columns ``RUN``: rows of the other columns} from CSV files."""
     found = {}
-    for row in read_csv(path, columns).itertuples(index=False, name=None):
-        found.setdefault(row[: len(RUN)], []).append(row[len(RUN) :])
+    for path in sorted(paths):
+        for row in read_csv(path, columns).itertuples(index=False, name=None):
+            found.setdefault(row[: len(RUN)], []).append(row[len(RUN) :])
     return found
 
 
 def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int, float]]]:
     """Reads {run: [(distance, weight)]} of those runs that attention_weights.csv contains."""
-    path = folder / "attention_weights.csv"
-    weights = _read_by_run(path, WEIGHTS) if path.exists() else {}
+    weights = _read_by_run(folder.glob("attention_weights.csv"), WEIGHTS)
     return {run: weights[row_key(run)] for run in runs if row_key(run) in weights}
 
 

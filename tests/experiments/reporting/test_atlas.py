@@ -40,9 +40,9 @@ def write_records(folder, measured, kind):
         line |= {"seed": run.seed, "changes": dict(run.changes), "kind": kind, "updates": 800, "seconds": 1}
         lines.append(line | {"config": settings[""], "evaluations": {}, "finished": "2020-01-01"})
         numbers += [(*recording.row_key(run), *key, value, "") for key, value in measured[run].items()]
-    name = f"{lines[0]['experiment'].replace('/', '-')}.jsonl"
-    (folder / "settings" / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    recording._merge(folder / "measurements.csv", recording.MEASUREMENTS, numbers, measured)
+    name = lines[0]["experiment"].replace("/", "-")
+    (folder / "settings" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recording._merge(folder / "measurements" / f"{name}.csv", recording.MEASUREMENTS, numbers, measured)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,8 @@ def test_numbers(path):
 
 def test_answers():
     """The answers are those that the recorded numbers give, computed anew."""
-    frame, recorded = pd.read_csv(RECORDED / "measurements.csv"), read_runs(RECORDED)
+    frame = pd.concat(pd.read_csv(path) for path in (RECORDED / "measurements").glob("*.csv"))
+    recorded = read_runs(RECORDED)
     found = {answer.question: answer for answer in answers({record.run: record for record in recorded})}
     assert "Linear attention" in found and "Images, linear attention" in found
     frame = frame[frame.changes.isna()].rename(columns={"value": "x"})
