@@ -7,7 +7,6 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.execution.run_directory import read_json
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.cli import print_wide
 from fairseq_lrpe.utils.errors import UserError
@@ -21,10 +20,8 @@ PEAKS = {
     "h100": {"fp16": 989e12, "bf16": 989e12, "fp32": 67e12},
 }
 """{GPU: {precision: peak FLOP/s of dense matrix products}}"""
-NEUTRAL = {
-    f"train.{flag}"
-    for flag in ("lr", "clip_norm", "weight_decay", "warmup_updates", "adam_betas", "adam_eps")
-}
+OPTIMIZATION = ("lr", "clip_norm", "weight_decay", "warmup_updates", "adam_betas", "adam_eps")
+NEUTRAL = {f"train.{flag}" for flag in OPTIMIZATION}
 """Changes of a run that do not change its cost."""
 
 
@@ -38,13 +35,11 @@ def add_estimate_flags(parser: ArgumentParser) -> None:
 
 def estimated_machine(args: Namespace) -> dict[str, object]:
     """Returns the arguments of ``Job`` for an estimate; this machine need not have these GPUs."""
-    if args.dry_run:
-        raise UserError("--estimate and --dry-run cannot be combined: leave one out")
-    precision = getattr(args, "precision", None) or "fp16"
+    precision = args.precision or "fp16"
     if precision not in PEAKS[args.on]:
         known = " or ".join(PEAKS[args.on])
         raise UserError(f"--on {args.on} has no {precision}: use --precision {known}")
-    return {"gpus": args.gpus or 1, "nodes": getattr(args, "nodes", 1), "cpu": False, "precision": precision}
+    return {"gpus": args.gpus or 1, "nodes": args.nodes, "cpu": False, "precision": precision}
 
 
 def show_estimate(jobs: list[Job], gpu: str) -> None:
@@ -56,7 +51,7 @@ def show_estimate(jobs: list[Job], gpu: str) -> None:
     names = "trainings", "parameters", "tokens", "FLOPs", "GB per GPU", "hours each"
     table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in names))
     for run, group in group_by_cost(jobs).items():
-        finished = sum("finished" in read_json(job.folder / "evaluation.json") for job in group)
+        finished = sum("finished" in job.record for job in group)
         count = f"{len(group):,}" + (f", {finished:,} finished" if finished else "")
         name = str(run).removesuffix("/seed-0")
         try:
