@@ -68,11 +68,6 @@ CALLS = [
     ),
     (
         "train",
-        f"{TRAIN} evaluations.test.rope_scaling=yarm evaluations.test.length=32",
-        "unknown rope scaling 'yarm' (did you mean 'yarn'?)",
-    ),
-    (
-        "train",
         "lm/mini alibi --cpu --results {results} data={data} evaluations.test.rope_scaling=yarn "
         "evaluations.test.length=32",
         "alibi has no rotation angles that can be scaled: for rope scaling, use one of",

@@ -1,6 +1,7 @@
 """The estimate of a list of runs as a table, with one row for all trainings that cost the same."""
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rich.table import Column
@@ -33,21 +34,23 @@ def add_estimate_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--on", choices=PEAKS, default="v100", help=text)
 
 
-def estimated_machine(args: Namespace) -> dict[str, object]:
-    """Returns the arguments of ``Job`` for an estimate; this machine need not have these GPUs."""
+def on_gpus(jobs: Iterable[Job], args: Namespace) -> list[Job]:
+    """Returns jobs with the requested GPUs, which this machine need not have."""
     precision = args.precision or "fp16"
     if precision not in PEAKS[args.on]:
         known = " or ".join(PEAKS[args.on])
         raise UserError(f"--on {args.on} has no {precision}: use --precision {known}")
-    return {"gpus": args.gpus or 1, "nodes": args.nodes, "cpu": False, "precision": precision}
+    machine = {"gpus": args.gpus or 1, "nodes": args.nodes, "cpu": False, "precision": precision}
+    return [replace(job, **machine) for job in jobs]
 
 
-def show_estimate(jobs: list[Job], gpu: str) -> None:
+def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
     """Prints the estimate of jobs, or of their trials if they choose; raises a UserError if none has one."""
     from fairseq_lrpe.experiments.estimation.cost import estimate_training  # takes seconds
 
-    first, total, problems = jobs[0], 0.0, []
-    gpus, peak = first.gpus * first.nodes, PEAKS[gpu][first.precision]
+    jobs, total, problems = on_gpus(jobs, args), 0.0, []
+    gpus, precision = jobs[0].gpus * jobs[0].nodes, jobs[0].precision
+    peak = PEAKS[args.on][precision]
     names = "trainings", "parameters", "tokens", "FLOPs", "GB per GPU", "hours each"
     table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in names))
     for run, group in group_by_cost(jobs).items():
@@ -67,8 +70,8 @@ def show_estimate(jobs: list[Job], gpu: str) -> None:
     if len(problems) == table.row_count:
         raise UserError("; ".join(dict.fromkeys(problems)))
     print_wide(table)
-    print(f"Not finished: {number(total)} hours on {gpus} × {gpu}, one training after the other.")
-    print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {first.precision}.")
+    print(f"Not finished: {number(total)} hours on {gpus} × {args.on}, one training after the other.")
+    print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {precision}.")
     for problem in dict.fromkeys(problems):
         print(f"Not estimated: {problem}.")
     print("Evaluations are not included. docs/cluster.md explains the numbers.")
