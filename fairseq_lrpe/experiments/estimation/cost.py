@@ -9,7 +9,7 @@ import math
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
@@ -144,20 +144,20 @@ def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
     return CORPORA[name]
 
 
-class BuiltModel(NamedTuple):
-    """A model on the meta device, its task, and the settings of the task and of the model."""
+@dataclass(frozen=True, eq=False)
+class BuiltModel:
+    """A model on the meta device, its task, and the settings of the task."""
 
     model: nn.Module
     task: object
     cfg: Namespace
-    settings: Namespace
 
     def longest(self) -> tuple[int, int]:
         """Returns the greatest lengths of source and target; that of a missing one is 0."""
         if hasattr(self.model, "side"):  # of a grid of patches
             return self.model.side**2, 0
         if hasattr(self.model, "encoder") and hasattr(self.model, "decoder"):
-            return self.settings.max_source_positions, self.settings.max_target_positions
+            return self.model.max_positions()
         length = getattr(self.cfg, "tokens_per_sample", None) or self.cfg.max_positions
         return (length, 0) if hasattr(self.model, "encoder") else (0, length)
 
@@ -185,7 +185,7 @@ def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
                 model.register_classification_head(HEAD, num_classes=corpus.labels)
     except SystemExit as error:
         raise UserError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
-    return BuiltModel(model, task, cfg.task, cfg.model)
+    return BuiltModel(model, task, cfg.task)
 
 
 def make_task(name: str, cfg: Namespace, corpus: Corpus):
@@ -210,6 +210,7 @@ def make_task(name: str, cfg: Namespace, corpus: Corpus):
     )
 
 
+@cache
 def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch.dtype) -> tuple[int, int]:
     """Returns (FLOPs, bytes of saved tensors and the largest gradients) of the passes of ``size`` inputs."""
     model, saved = built.model.to(dtype).train(), {}
