@@ -130,7 +130,10 @@ def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
     """Returns sbatch's options: defaults, overridden by configs/cluster.yaml, then ``given`` and ``gpus``."""
     path = REPOSITORY / "configs/cluster.yaml"
     found = {**DEFAULTS, **(read_yaml(path) if path.is_file() else {})}
-    for key, _, value in (text.partition("=") for text in given):
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise UserError(f"--slurm {text}: must be KEY=VALUE, such as partition=gpu")
         found[key] = as_value(value) if value in ("true", "false") else value
     found = {key.replace("_", "-"): value for key, value in found.items()}
     if gpus:
