@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = measurement.parse(parser, arguments)
     args.length = args.length or 128
     with measurement.measuring(parser.prog):
-        rows = measurement.compare(partial(generation, args=args), args)
+        rows = measurement.compare(partial(generation, args=args), args.archs, args)
         for row in rows:
             row["ms a token"] = row.pop("ms") / args.length
             row["tokens/s"] = 1000 * args.batch_size / row["ms a token"]

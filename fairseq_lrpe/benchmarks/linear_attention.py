@@ -96,7 +96,7 @@ def measure(args: Namespace) -> list[dict]:
     for length in args.lengths:
         build = partial(training_step, length=length, args=args)
         try:
-            own = measurement.compare(build, Namespace(archs=names, rounds=args.rounds, cpu=args.cpu))
+            own = measurement.compare(build, names, args)
         except torch.OutOfMemoryError:
             if rows:
                 break
@@ -189,8 +189,7 @@ def main(arguments: list[str] | None = None) -> None:
         plot(by_name, args.plot)
         print(f"plot: {args.plot}")
         names = [f"{name}, {length}" for length in args.positions for name in ("chunk", "softmax")]
-        given = Namespace(archs=names, rounds=args.rounds, cpu=args.cpu)
-        rows = measurement.compare(partial(decoding_steps, args=args), given)
+        rows = measurement.compare(partial(decoding_steps, args=args), names, args)
         for row in rows:
             row["µs a token"] = 1000 * row.pop("ms") / DECODING_STEPS
         measurement.report(rows, "decoding steps after a number of tokens, batch 1, float32", args)

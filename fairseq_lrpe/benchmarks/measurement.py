@@ -8,6 +8,7 @@ import weakref
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -103,8 +104,8 @@ class TensorMemory(TorchDispatchMode):
         return out
 
 
-def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> list[dict]:
-    """Measures the step that ``build`` returns for each of ``args.archs``; returns one row for each.
+def compare(build: Callable[[str], Callable], names: list[str], args: Namespace) -> list[dict]:
+    """Measures the step that ``build`` returns for each name; returns one row for each.
 
     Each step is measured once per round, so that changes of the machine's speed affect all of them. Each
     round begins with another step, and the first round is a warm-up. A row has the keys "model", "ms"
@@ -112,12 +113,12 @@ def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> li
     """
     steps = []
 
-    def two_steps(arch):  # from the second step on the optimizer's state exists
-        steps.append(build(arch))
+    def two_steps(name):  # from the second step on the optimizer's state exists
+        steps.append(build(name))
         steps[-1]()
         steps[-1]()
 
-    memory = [peak_memory(lambda arch=arch: two_steps(arch), args.cpu) for arch in args.archs]
+    memory = [peak_memory(partial(two_steps, name), args.cpu) for name in names]
     times = np.zeros((args.rounds + 1, len(steps)))
     for number in track(range(args.rounds + 1), "rounds", transient=True):
         for i in np.roll(range(len(steps)), -number):
@@ -126,9 +127,9 @@ def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> li
             times[number, i] = timer() - start
     rows, times = [], 1000 * times[1:]
     medians = np.median(times, axis=0).tolist()
-    for arch, peak, taken, ms in zip(args.archs, memory, times.T, medians, strict=True):
+    for name, peak, taken, ms in zip(names, memory, times.T, medians, strict=True):
         ratios = times[:, 0] / taken
-        row = {"model": arch, "ms": ms, "relative": medians[0] / ms}
+        row = {"model": name, "ms": ms, "relative": medians[0] / ms}
         rows.append(row | {"spread": f"{ratios.min():.2f}-{ratios.max():.2f}", "MiB": peak / 2**20})
     return rows
 

@@ -171,5 +171,5 @@ def main(arguments: list[str] | None = None) -> None:
     parser = measurement.model_parser("train", __doc__)
     args = measurement.parse(parser, arguments)
     with measurement.measuring(parser.prog):
-        rows = measurement.compare(partial(training_step, args=args), args)
+        rows = measurement.compare(partial(training_step, args=args), args.archs, args)
         measurement.report(rows, f"training steps, batches of {args.batch_size}", args)

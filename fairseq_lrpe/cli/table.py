@@ -17,7 +17,7 @@ from rich.text import Text
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table, TableSpec, tables
-from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_machine, show_estimate
+from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, show_estimate
 from fairseq_lrpe.experiments.execution import scheduler, slurm
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine
 from fairseq_lrpe.experiments.execution.runner import Job
@@ -37,8 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         table = Table(args.table, args.scale, overrides)
         jobs = {run: Job(table.experiment_of(run), run, args.results) for run in table.runs(args.methods)}
         if args.estimate:
-            machine = estimated_machine(args)
-            show_estimate([replace(job, **machine) for job in jobs.values()], args.on)
+            show_estimate(jobs.values(), args)
         elif slurm.is_requested(args):
             errors = slurm.run_on_cluster(args, jobs)
             if args.wait:

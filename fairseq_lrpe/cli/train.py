@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
-from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_machine, show_estimate
+from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, show_estimate
 from fairseq_lrpe.experiments.execution import runner, slurm
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine, train_command
 from fairseq_lrpe.experiments.execution.runner import Job
@@ -36,8 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
         runs = experiment.runs(args.attention, args.method, args.seeds)
         jobs = [Job(experiment, run, args.results, extra_flags=arguments[split + 1 :]) for run in runs]
         if args.estimate:
-            machine = estimated_machine(args)
-            show_estimate([replace(job, **machine) for job in jobs], args.on)
+            show_estimate(jobs, args)
         elif not slurm.is_requested(args):
             execute_jobs(jobs, args)
         elif errors := slurm.run_on_cluster(args, {job.run: job for job in jobs}):

@@ -81,7 +81,7 @@ def test_relative_speed_is_that_of_medians_in_interleaved_rounds(monkeypatch):
         return step
 
     monkeypatch.setattr(measurement, "timer", lambda: clock[-1])
-    first, second = measurement.compare(build, Namespace(archs=["fast", "slow"], rounds=2, cpu=True))
+    first, second = measurement.compare(build, ["fast", "slow"], Namespace(rounds=2, cpu=True))
     assert (first["ms"], second["ms"]) == (1000, 4000)
     assert (second["relative"], second["spread"]) == (0.25, "0.25-0.25")
     assert order[4:] == ["fast", "slow", "slow", "fast", "fast", "slow"]  # after those for the memory

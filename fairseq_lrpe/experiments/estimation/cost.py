@@ -38,7 +38,6 @@ from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.ops import float64
-from fairseq_lrpe.tasks.classification import is_joined
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN, PREPARE, display_path
@@ -104,29 +103,27 @@ def estimate_training(job: Job) -> Estimate:
     batch, dtype, trained = job.cfg.batch, DTYPES[job.precision], job
     is_glue, initial = job.kind.task == "sentence_prediction", job.experiment.starts_from(job.run)
     if is_glue and isinstance(initial, Run):  # the model is that of the pretraining, with a head
-        other = job.experiment.other(initial.experiment)
-        trained = replace(job, experiment=other, run=initial)
+        trained = replace(job, experiment=job.experiment.other(initial.experiment), run=initial)
     corpus = read_corpus(trained.kind, trained.cfg)
     if is_glue:
         corpus = corpus._replace(labels=len(get_task(job.cfg.task).labels) or 1)
     built = build(tuple(train_command(trained)), corpus)
-    lengths = longest = built.longest()
-    size = batch.per_gpu
+    size, lengths = batch.per_gpu, built.longest()
     if batch.unit == "tokens":
-        lengths = longest = SENTENCE, SENTENCE
-        size = batch.per_gpu // SENTENCE
+        size, lengths = batch.per_gpu // SENTENCE, (SENTENCE, SENTENCE)
+    flops, saved = measure(built, size, lengths, dtype)
     if is_glue:
         rows, length = GLUE[job.cfg.task]
         updates, lengths = job.cfg.epochs * math.ceil(rows / batch.total), (length, 0)
+        flops, _ = measure(built, size, lengths, dtype)
     else:
         updates = job.updates
     steps = updates * batch.total / batch.per_gpu
-    flops, _ = measure(built, size, lengths, dtype)
-    _, saved = measure(built, size, longest, dtype)
     parameters = sum(parameter.numel() for parameter in built.model.parameters())
     # Weights, gradients and Adam's two averages; in half precision with copies of the first two in float32.
     states = parameters * (16 if dtype == torch.float32 else 20)
-    tokens = steps * size * built.texts * (lengths[1] or lengths[0])
+    texts = 1 + getattr(built.task, "apart", False)
+    tokens = steps * size * texts * (lengths[1] or lengths[0])
     return Estimate(parameters, tokens, steps * flops, states + saved)
 
 
@@ -134,54 +131,41 @@ def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
     """Returns the properties of prepared data, or those in ``CORPORA``; raises a UserError without either."""
     if not (folders := kind.folders(cfg)):
         return Corpus()
-    folder = folders[0]
-    about = layout.read_metadata(folder) if (folder / layout.METADATA).is_file() else {}
-    if about.get("images"):
-        return Corpus(labels=len(about["labels"]))
-    names = {
-        "translation": [f"dict.{cfg.train.get(side)}.txt" for side in ("source_lang", "target_lang")],
-        "question_generation": ["dict.source.txt", "dict.question.txt"],
-        "sentence_prediction": ["input0/dict.txt"],
-    }
-    files = [folder / name for name in names.get(kind.task, ["dict.txt"])]
-    if all(path.is_file() for path in files):
-        types, labels = tuple(map(layout.vocabulary_size, files)), len(about.get("labels", ()))
-        return Corpus(types, labels, about.get("inputs", 1), bool(about.get("pixels")))
+    metadata = folders[0] / layout.METADATA
+    needed = [path for path in kind.data(cfg) if path == metadata or path.name.startswith("dict.")]
+    if all(path.is_file() for path in needed):
+        types = tuple(layout.vocabulary_size(path) for path in needed if path != metadata)
+        about = layout.read_metadata(folders[0]) if metadata in needed else {}
+        return Corpus(types, len(about.get("labels", ())), about.get("inputs", 1), "pixels" in about)
     name = cfg.data.removeprefix("data/").partition("/")[0]
     if name not in CORPORA:
-        command = prepare_command(display_path(folder)) or PREPARE
+        command = prepare_command(display_path(folders[0])) or PREPARE
         raise UserError(f"the vocabulary is not known before the data is prepared: run `{command}`")
     return CORPORA[name]
 
 
 @dataclass(frozen=True, eq=False)
 class BuiltModel:
-    """A model on the meta device, the settings of its task and of the model, and properties of its data."""
+    """A model on the meta device, its task, and the settings of the task."""
 
     model: nn.Module
-    task: Namespace
-    settings: Namespace
-    corpus: Corpus
-
-    @property
-    def texts(self) -> int:
-        """The number of sequences per input, 2 for pairs of texts that are encoded separately."""
-        return 1 + (self.corpus.inputs > 1 and getattr(self.task, "pairs", "") == "apart")
-
-    @property
-    def previous_segments(self) -> int:
-        """The number of segments that fill the model's memory, 0 without a memory."""
-        length = getattr(self.task, "memory_length", 0)
-        return math.ceil(length / self.task.tokens_per_sample) if length else 0
+    task: object
+    cfg: Namespace
 
     def longest(self) -> tuple[int, int]:
         """Returns the greatest lengths of source and target; that of a missing one is 0."""
         if hasattr(self.model, "side"):  # of a grid of patches
             return self.model.side**2, 0
         if hasattr(self.model, "encoder") and hasattr(self.model, "decoder"):
-            return self.settings.max_source_positions, self.settings.max_target_positions
-        length = getattr(self.task, "tokens_per_sample", None) or self.task.max_positions
+            return self.model.max_positions()
+        length = getattr(self.cfg, "tokens_per_sample", None) or self.cfg.max_positions
         return (length, 0) if hasattr(self.model, "encoder") else (0, length)
+
+    def segments(self) -> list[dict]:
+        """Returns arguments of a language model: those of segments that fill its memory, and of the next."""
+        length = getattr(self.cfg, "memory_length", 0)
+        count = math.ceil(length / self.cfg.tokens_per_sample) if length else 0
+        return [{"segment": Segment("train", 0, i)} for i in range(count + 1)] if count else [{}]
 
 
 @cache
@@ -194,14 +178,14 @@ def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
         args = options.parse_args_and_arch(options.get_training_parser(), words)
     cfg = convert_namespace_to_omegaconf(args)
     try:
-        # fairseq initializes some parameters on the CPU.
-        with torch.device("meta"), patch.object(Tensor, "cpu", lambda x: x), patch_backends():
-            model = models.build_model(cfg.model, make_task(args.task, cfg.task, corpus)).to("meta")
+        task = make_task(args.task, cfg.task, corpus)
+        with meta_device():
+            model = models.build_model(cfg.model, task).to("meta")
             if args.task in WITH_MASK and corpus.labels:
                 model.register_classification_head(HEAD, num_classes=corpus.labels)
     except SystemExit as error:
         raise UserError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
-    return BuiltModel(model, cfg.task, cfg.model, corpus)
+    return BuiltModel(model, task, cfg.task)
 
 
 def make_task(name: str, cfg: Namespace, corpus: Corpus):
@@ -213,85 +197,74 @@ def make_task(name: str, cfg: Namespace, corpus: Corpus):
         dictionary.symbols += [""] * (size + (name in WITH_MASK) - len(dictionary))
     if name == "memory_lm":
         return MemoryLMTask(cfg, *dictionaries)
-    about = {"inputs": corpus.inputs} | ({"pixels": {"mean": 0.0, "std": 1.0}} if corpus.pixels else {})
-    joined = is_joined(about, getattr(cfg, "pairs", ""))
+    is_apart = corpus.inputs > 1 and cfg.pairs == "apart"
     return SimpleNamespace(
         source_dictionary=dictionaries[0],
         target_dictionary=dictionaries[-1],
         max_positions=lambda: getattr(cfg, "max_positions", None) or cfg.tokens_per_sample,
         cfg=cfg,
-        about=about,
+        about={"pixels": {"mean": 0.0, "std": 1.0}} if corpus.pixels else {},
         labels=range(corpus.labels),
-        joined=joined,
-        apart=corpus.inputs > 1 and not joined,
+        joined=corpus.inputs > 1 and not is_apart,
+        apart=is_apart,
     )
 
 
 @cache
 def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch.dtype) -> tuple[int, int]:
     """Returns (FLOPs, bytes of saved tensors and the largest gradients) of the passes of ``size`` inputs."""
-    model = built.model.to(dtype).train()
-    counter = FlopCounterMode(display=False, custom_mapping={aten.baddbmm_: _baddbmm_flops})
-    with patch_backends(), MetaNumbers():
-        with torch.no_grad():  # the hidden states of these segments are the memory of a language model
-            for number in range(built.previous_segments):
-                model(_empty(size, lengths[1]), segment=Segment("train", 0, number))
-        with counter:
-            with saved_storages(model) as saved:
-                loss = compute_loss(built, size, *lengths, dtype)
-            # The gradients of the largest tensor, such as the logits, exist beside all that is saved.
-            kept = sum(saved.values()) + 2 * max(saved.values())
-            loss.backward()
-    model.zero_grad()
-    return counter.get_total_flops(), kept
-
-
-@contextmanager
-def saved_storages(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Yields {storage: bytes} of what autograd saves in this context, except parameters."""
-    parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    saved = {}
+    model, saved = built.model.to(dtype).train(), {}
+    *previous, last = built.segments()
+    counter = FlopCounterMode(display=False)
+    counter.flop_registry[aten.baddbmm_] = counter.flop_registry[aten.baddbmm]
 
     def keep(x):
-        storage = x.untyped_storage()
-        if storage._cdata not in parameters:
-            saved[storage._cdata] = storage.nbytes()
+        saved[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
         return x
 
-    with saved_tensors_hooks(keep, lambda x: x):
-        yield saved
+    with meta_device():
+        with torch.no_grad():  # the hidden states of these segments are the memory of a language model
+            for segment in previous:
+                model(torch.empty(size, lengths[1], dtype=torch.long), **segment)
+        with counter:
+            with saved_tensors_hooks(keep, lambda x: x):
+                loss = compute_loss(built, size, *lengths, dtype, last)
+            loss.backward()
+    model.zero_grad()
+    for parameter in model.parameters():
+        saved.pop(parameter.untyped_storage()._cdata, None)
+    # The gradients of the largest tensor, such as the logits, exist beside all that is saved.
+    return counter.get_total_flops(), sum(saved.values()) + 2 * max(saved.values())
 
 
-def _empty(*shape, dtype=torch.long):
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def compute_loss(built: BuiltModel, size: int, source: int, target: int, dtype: torch.dtype) -> Tensor:
+def compute_loss(
+    built: BuiltModel, size: int, source: int, target: int, dtype: torch.dtype, segment: dict
+) -> Tensor:
     """Returns the loss of a batch of ``size`` inputs with these lengths."""
-    model, tokens = built.model, _empty(size, source or target)
+    model, tokens = built.model, torch.empty(size, source or target, dtype=torch.long)
     if hasattr(model, "side"):
-        logits = [model(_empty(size, 3, built.task.image_size, built.task.image_size, dtype=dtype))]
+        images = torch.empty(size, 3, built.cfg.image_size, built.cfg.image_size, dtype=dtype)
+        output = model(images)
     elif hasattr(model, "pooled"):
-        logits = [model(*(tokens, None) * built.texts)]
-    elif hasattr(model, "classification_heads") and built.corpus.labels:
-        logits = [model(tokens, classification_head_name=HEAD)[0]]
+        output = model(*(tokens, None) * (1 + built.task.apart))
+    elif HEAD in getattr(model, "classification_heads", {}):
+        output = model(tokens, classification_head_name=HEAD)
     elif hasattr(model, "classification_heads"):
         features = model(tokens, features_only=True)[0].flatten(0, 1)
-        logits = [model.encoder.lm_head(features[: math.ceil(MASKED * size * source)])]
+        output = [model.encoder.lm_head(features[: math.ceil(MASKED * size * source)])]
     elif hasattr(model, "encoder"):
-        output = model(tokens, _empty(size), _empty(size, target))
-        return _nll(model.get_normalized_probs(output, log_probs=True))
+        output = model(tokens, tokens.new_empty(size), tokens.new_empty(size, target))
     else:
-        number = built.previous_segments
-        logits = [model(tokens, **({"segment": Segment("train", 0, number)} if number else {}))[0]]
+        output = model(tokens, **segment)
         if model.decoder.adaptive_softmax is not None:
-            logits, _ = model.decoder.adaptive_softmax(logits[0], tokens)
-    return sum(_nll(F.log_softmax(of, dim=-1, dtype=torch.float32)) for of in logits)
+            logits, _ = model.decoder.adaptive_softmax(output[0], tokens)
+            return sum(_nll(F.log_softmax(part, dim=-1, dtype=torch.float32)) for part in logits)
+    return _nll(model.get_normalized_probs(output, log_probs=True))
 
 
 def _nll(log_probs):
     log_probs = log_probs.flatten(0, -2)
-    return F.nll_loss(log_probs, _empty(len(log_probs)))
+    return F.nll_loss(log_probs, torch.empty(len(log_probs), dtype=torch.long))
 
 
 class MetaNumbers(TorchDispatchMode):
@@ -299,12 +272,8 @@ class MetaNumbers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is aten._local_scalar_dense.default and args[0].is_meta:
-            return torch.zeros((), dtype=args[0].dtype).item()
+            return torch.zeros((), dtype=args[0].dtype, device="cpu").item()
         return func(*args, **(kwargs or {}))
-
-
-def _baddbmm_flops(shape, a, b, **_):
-    return 2 * math.prod(a) * b[-1]
 
 
 def _dropout(x, p=0.5, training=True, inplace=False):
@@ -317,34 +286,28 @@ def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=No
     return aten._scaled_dot_product_efficient_attention(q, k, v, attn_mask, True, dropout_p, is_causal)[0]
 
 
-def _rows(cutoff, tokens):
-    """Returns one tensor of tokens for each cluster of an adaptive softmax but the first.
-
-    Their sizes follow Zipf's law: the words a .. b of V have a share of ln(b/a) / ln(V) of the tokens.
-    """
-    shares = (math.log(last / first) / math.log(cutoff[-1]) for first, last in pairwise(cutoff))
-    return [tokens.new_empty(math.ceil(share * tokens.numel())) for share in shares]
-
-
 def _adapt_target(softmax, target):
-    rows = _rows(softmax.cutoff, target)
+    """Returns the targets and the selected rows of each cluster, whose numbers follow Zipf's law.
+
+    The words a .. b of V have a share of ln(b/a) / ln(V) of the tokens.
+    """
+    shares = (
+        math.log(last / first) / math.log(softmax.cutoff[-1]) for first, last in pairwise(softmax.cutoff)
+    )
+    rows = [target.new_empty(math.ceil(share * target.numel())) for share in shares]
     return [target, *rows], rows
 
 
-def _adaptive_input(module, tokens):
-    rows = _rows(module.cutoff, tokens)
-    first = tokens.new_empty(tokens.numel() - sum(map(len, rows)))
-    embedded = [embed(x) for embed, x in zip(module.embeddings, [first, *rows], strict=True)]
-    return torch.cat(embedded).view(*tokens.shape, -1)
-
-
 @contextmanager
-def patch_backends():
-    """On the meta device, replaces operators by those of GPUs or ones with shapes that need no values."""
+def meta_device() -> Iterator[None]:
+    """Replaces operators by those of GPUs or by ones whose shapes do not depend on values."""
     with (
+        torch.device("meta"),
+        MetaNumbers(),
+        patch.object(Tensor, "cpu", lambda x: x),  # fairseq initializes some parameters on the CPU
         patch.multiple(F, dropout=_dropout, scaled_dot_product_attention=_attention),
         patch.object(AdaptiveSoftmax, "adapt_target", _adapt_target),
-        patch.object(AdaptiveInput, "forward", _adaptive_input),
+        patch.object(AdaptiveInput, "forward", lambda module, tokens: module.embeddings[0](tokens)),
         patch.object(float64, "FLOAT64_DEVICES", (*float64.FLOAT64_DEVICES, "meta")),
         # Masks select all elements, because they have no values.
         patch.object(torch.fx.experimental._config, "meta_nonzero_assume_all_nonzero", True),

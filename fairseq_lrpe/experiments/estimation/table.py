@@ -1,13 +1,13 @@
 """The estimate of a list of runs as a table, with one row for all trainings that cost the same."""
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rich.table import Column
 from rich.table import Table as RichTable
 
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.execution.run_directory import read_json
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.cli import print_wide
 from fairseq_lrpe.utils.errors import UserError
@@ -21,10 +21,8 @@ PEAKS = {
     "h100": {"fp16": 989e12, "bf16": 989e12, "fp32": 67e12},
 }
 """{GPU: {precision: peak FLOP/s of dense matrix products}}"""
-NEUTRAL = {
-    f"train.{flag}"
-    for flag in ("lr", "clip_norm", "weight_decay", "warmup_updates", "adam_betas", "adam_eps")
-}
+OPTIMIZATION = ("lr", "clip_norm", "weight_decay", "warmup_updates", "adam_betas", "adam_eps")
+NEUTRAL = {f"train.{flag}" for flag in OPTIMIZATION}
 """Changes of a run that do not change its cost."""
 
 
@@ -36,27 +34,27 @@ def add_estimate_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--on", choices=PEAKS, default="v100", help=text)
 
 
-def estimated_machine(args: Namespace) -> dict[str, object]:
-    """Returns the arguments of ``Job`` for an estimate; this machine need not have these GPUs."""
-    if args.dry_run:
-        raise UserError("--estimate and --dry-run cannot be combined: leave one out")
-    precision = getattr(args, "precision", None) or "fp16"
+def on_gpus(jobs: Iterable[Job], args: Namespace) -> list[Job]:
+    """Returns jobs with the requested GPUs, which this machine need not have."""
+    precision = args.precision or "fp16"
     if precision not in PEAKS[args.on]:
         known = " or ".join(PEAKS[args.on])
         raise UserError(f"--on {args.on} has no {precision}: use --precision {known}")
-    return {"gpus": args.gpus or 1, "nodes": getattr(args, "nodes", 1), "cpu": False, "precision": precision}
+    machine = {"gpus": args.gpus or 1, "nodes": args.nodes, "cpu": False, "precision": precision}
+    return [replace(job, **machine) for job in jobs]
 
 
-def show_estimate(jobs: list[Job], gpu: str) -> None:
+def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
     """Prints the estimate of jobs, or of their trials if they choose; raises a UserError if none has one."""
     from fairseq_lrpe.experiments.estimation.cost import estimate_training  # takes seconds
 
-    first, total, problems = jobs[0], 0.0, []
-    gpus, peak = first.gpus * first.nodes, PEAKS[gpu][first.precision]
+    jobs, total, problems = on_gpus(jobs, args), 0.0, []
+    gpus, precision = jobs[0].gpus * jobs[0].nodes, jobs[0].precision
+    peak = PEAKS[args.on][precision]
     names = "trainings", "parameters", "tokens", "FLOPs", "GB per GPU", "hours each"
     table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in names))
     for run, group in group_by_cost(jobs).items():
-        finished = sum("finished" in read_json(job.folder / "evaluation.json") for job in group)
+        finished = sum("finished" in job.record for job in group)
         count = f"{len(group):,}" + (f", {finished:,} finished" if finished else "")
         name = str(run).removesuffix("/seed-0")
         try:
@@ -72,8 +70,8 @@ def show_estimate(jobs: list[Job], gpu: str) -> None:
     if len(problems) == table.row_count:
         raise UserError("; ".join(dict.fromkeys(problems)))
     print_wide(table)
-    print(f"Not finished: {number(total)} hours on {gpus} × {gpu}, one training after the other.")
-    print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {first.precision}.")
+    print(f"Not finished: {number(total)} hours on {gpus} × {args.on}, one training after the other.")
+    print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {precision}.")
     for problem in dict.fromkeys(problems):
         print(f"Not estimated: {problem}.")
     print("Evaluations are not included. docs/cluster.md explains the numbers.")

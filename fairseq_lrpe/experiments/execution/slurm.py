@@ -87,21 +87,20 @@ def run_on_cluster(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
         later = f"; {waiting} more wait: use --wait, or run the same command again" if waiting else ""
         print(f"{len(submitted)} jobs submitted, {len(queue(jobs))} in the queue{later}", flush=True)
         if args.wait:
-            wait(jobs, args, set(submitted), waiting)
+            wait(jobs, args, submitted, waiting)
             ended = {run: ended_state(job)[1] for run, job in jobs.items()}
             errors += [f"{run}: {state}" for run, state in ended.items() if state != "finished"]
     return errors
 
 
-def wait(jobs: dict[Run, Job], args: Namespace, submitted: set[Run], waiting: int) -> None:
-    tried = submitted
+def wait(jobs: dict[Run, Job], args: Namespace, tried: set[Run], waiting: int) -> None:
     with resumable("the submitted jobs continue; --status shows them, and --cancel cancels them"):
-        while waiting or submitted or queue(jobs):
+        while waiting or queue(jobs):
             time.sleep(POLL_SECONDS)
-            queued = queue(jobs)
-            failed = {run for run in tried - queued.keys() if jobs[run].state != "finished"}
+            queued = queue(jobs).keys()
+            failed = {run for run in tried - queued if jobs[run].state != "finished"}
             submitted, waiting = submit(jobs, args, failed)
-            tried = {*tried, *submitted, *queued}
+            tried |= submitted | queued
 
 
 @dataclass
@@ -144,13 +143,13 @@ def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
     return {key: value for key, value in found.items() if value is not False}
 
 
-def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) -> tuple[list[Run], int]:
+def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) -> tuple[set[Run], int]:
     """Submits the runs that are neither finished, in use nor in the queue, each after those it needs.
 
     Runs in ``failed`` and those that need them are not submitted. Returns the submitted runs, and how many
     wait for others or, with --jobs, for a shorter queue.
     """
-    submitted, waiting, failed = [], 0, set(failed)
+    submitted, waiting, failed = set(), 0, set(failed)
     with locked(args.results, LOCK_TIMEOUT):
         queued = {run: number for run, (number, _) in queue(jobs).items()}
         for run, number in queued.items():
@@ -166,7 +165,7 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
                 waiting += 1
             else:
                 queued[run] = submit_job(job, args, [queued[other] for other in needs if other in queued])
-                submitted.append(run)
+                submitted.add(run)
     return submitted, waiting
 
 
