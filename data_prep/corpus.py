@@ -15,7 +15,6 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_folder
 
 RECORD = "source.json"  # the path given by --from, or None, and the options that affect the data
-OLD_RECORD = "source.txt"  # of version 1.0.0, which is not compared
 
 
 def number(text: str, minimum: int = 1, **options) -> dict:
@@ -32,14 +31,12 @@ class Corpus:
     Attributes:
         facts: The corpus's entry in sources.yaml.
         accepts: Description of what --from accepts.
-        metavar: Name of the value of --from in --help; with "FOLDER", files are rejected.
         task: The fairseq task that reads the binarized data.
         options: {option: arguments of argparse's add_argument}.
         unrecorded: Options that do not affect the data, and ``source``, which is recorded as "from".
     """
 
     accepts: str
-    metavar = "FOLDER"
     task = "language_modeling"
     options: ClassVar[dict[str, dict]] = {}
     unrecorded = ("source", "out", "workers", "bpe")
@@ -112,5 +109,5 @@ def check_record(folder: Path, record: dict) -> None:
                 used = f"without {option}" if value is None else f"with {option} {value}"
                 remedy = f"use the same source and options, remove {folder.parent}, or change --out"
                 raise UserError(f"{folder} was made {used}: {remedy}")
-    elif folder.exists() and not (folder / OLD_RECORD).is_file():
+    elif folder.exists():
         raise UserError(f"{folder} was not created by this command: remove it, or change --out")

@@ -56,8 +56,6 @@ def fetch(dest: Path, facts: dict, copy: Path | None = None) -> Path:
         UserError: If the copy is missing or differs from the published file, or no mirror provides it.
     """
     if copy:
-        if not copy.is_file():
-            raise UserError(f"{copy} is missing: put a copy of the published {dest.name} there")
         if reason := mismatch(copy, facts):
             raise UserError(f"{copy} is not the published {dest.name}: it {reason}")
         return copy

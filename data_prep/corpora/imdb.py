@@ -33,8 +33,6 @@ class Reviews(Corpus):
     """
 
     folders = LABELS
-    metavar = "FILE_OR_FOLDER"
-
     accepts = (
         f"{SOURCES['imdb']['archive']}, or an archive or a folder of the same layout, "
         "{train,test}/{pos,neg}/*.txt (default: download it)"

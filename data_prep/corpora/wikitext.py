@@ -13,8 +13,6 @@ from fairseq_lrpe.utils.files import read_lines, write_lines
 class WikiText103(TextCorpus):
     """WikiText-103 (Merity et al. 2016) at word level, with rare words as <unk>."""
 
-    metavar = "FILE_OR_FOLDER"
-
     @property
     def accepts(self):
         return f"a copy of {self.facts['archive']}, or a folder with its files (default: download it)"
