@@ -22,6 +22,16 @@ def number(text: str, minimum: int = 1, **options) -> dict:
     return {"type": min_int(minimum), "metavar": "N", "help": text, **options}
 
 
+def compared(counts: dict[str, int], published: dict[str, int] | None) -> str:
+    """Returns the text of {name: count}, and of the published counts, if they are known and different."""
+    found, expected = (
+        ", ".join(f"{name} {count:,}" for name, count in x.items()) for x in (counts, published or {})
+    )
+    if not published:
+        return found
+    return f"{found}, as published" if counts == published else f"{found}; published: {expected}"
+
+
 class Corpus:
     """Base class of corpora; binarized data is written to the folder OUT/bin (OUT is the value of --out).
 
@@ -79,8 +89,8 @@ class Corpus:
         return {"from": args.source and os.path.realpath(args.source), **values, **paths}
 
     def vocabulary(self, data: Path) -> str:
-        size = layout.vocabulary_size(data / "dict.txt")
-        return f"{size:,} types, including fairseq's special tokens"
+        sizes = {"types": layout.vocabulary_size(data / "dict.txt")}
+        return compared(sizes, self.facts.get("vocabulary"))
 
     def report(self, args: Namespace) -> None:
         shards = layout.shards(args.out / "bin")

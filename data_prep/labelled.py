@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from data_prep.binarize import SPLITS
-from data_prep.corpus import Corpus, number
+from data_prep.corpus import Corpus, compared, number
 from data_prep.parallel import ordered_map, progress
 from fairseq_lrpe.data.layout import METADATA, read_metadata
 from fairseq_lrpe.utils.errors import UserError
@@ -59,19 +59,20 @@ class Labelled(Corpus):
             write_lines(folder / UNREADABLE, self.unreadable)
         write_dictionary(folder, self.types, self.labels, counts, **self.metadata(args))
 
-    def readable(self, read: Callable, images: list[tuple[object, tuple]], workers: int) -> Iterator:
-        """Yields ``read(image)`` of each (name, image); adds those that raise an error to ``unreadable``.
+    def readable(self, read: Callable, images: list[tuple[object, tuple]], workers: int) -> Iterator[tuple]:
+        """Yields (image, ``read(image)``) of each (name, image), and adds read errors to ``unreadable``.
 
         Raises:
             UserError: At the end, if most of the images are unreadable.
         """
         before, total = len(self.unreadable), len(images)
-        with closing(ordered_map(partial(try_read, read), images, workers, BLOCK)) as results:
-            for row, error in results:
-                if error:
-                    self.unreadable.append(error)
+        contents = (image for _, image in images)
+        with closing(ordered_map(partial(try_read, read), contents, workers, BLOCK)) as results:
+            for (name, image), (values, error) in zip(images, results, strict=True):
+                if values is None:
+                    self.unreadable.append(f"{name}: {error}")
                 else:
-                    yield row
+                    yield image, values
         if 2 * (count := len(self.unreadable) - before) > total:
             example = f"for example {self.unreadable[-1]}"
             raise UserError(f"{count:,} of {total:,} images are unreadable, {example}; repair or remove them")
@@ -87,7 +88,7 @@ class Labelled(Corpus):
         if file.is_file():
             print(f"skipped: {len(file.read_text().splitlines()):,} unreadable images, see {file}")
         metadata = read_metadata(args.out / "bin")
-        print_rows(metadata["rows"], self.published_rows(args))
+        print(f"rows: {compared(metadata['rows'], self.published_rows(args))}")
         print(f"labels: {shorten(', '.join(metadata['labels']), width=200)}")
         super().report(args)
 
@@ -132,22 +133,12 @@ def rows_and_seed(default: list[int]) -> dict[str, dict]:
     }
 
 
-def print_rows(rows: dict[str, int], published: dict[str, int]) -> None:
-    found, expected = (
-        ", ".join(f"{split} {count:,}" for split, count in counts.items()) for counts in (rows, published)
-    )
-    comparison = ", as published" if rows == published else f"; published: {expected}"
-    print(f"rows: {found}{comparison if published else ''}")
-
-
-def try_read(read: Callable, image: tuple) -> tuple[tuple | None, str]:
-    """Returns (``read(image)``, "") of a (name, image), or (None, "NAME: ERROR") if that raises an error."""
+def try_read(read: Callable, image: tuple) -> tuple[np.ndarray | None, str]:
     warnings.simplefilter("ignore")  # Pillow warns about defects that it tolerates
-    name, content = image
     try:
-        return read(content), ""
+        return read(image), ""
     except (ValueError, OSError) as error:
-        return None, f"{name}: {error}"
+        return None, str(error)
 
 
 def dataset_builder(prefix: Path, types: int):

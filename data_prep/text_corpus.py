@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, concatenate, preprocess, split_files
-from data_prep.corpus import Corpus, number
+from data_prep.corpus import Corpus, compared, number
 from data_prep.parallel import map_lines, progress
 from data_prep.validation import check_text
 from fairseq_lrpe.data.layout import vocabulary_size
@@ -90,9 +90,8 @@ class BytePairCorpus(TextCorpus):
         return ["--srcdict", args.out / "gpt2_bpe" / "dict.txt"]
 
     def vocabulary(self, data):
-        size, expected = vocabulary_size(data / "dict.txt"), gpt2_bpe.FACTS["vocabulary_with_mask"]
-        same = "as in the papers" if size + 1 == expected else f"not the papers' {expected:,}"
-        return f"{size:,} types; with the <mask> of fairseq's masked_lm {size + 1:,}, {same}"
+        size = vocabulary_size(data / "dict.txt")
+        return compared({"types": size, "with <mask>": size + 1}, gpt2_bpe.FACTS["vocabulary"])
 
 
 def sentencepiece_option(types: int) -> dict[str, dict]:

@@ -115,7 +115,7 @@ class Pathfinder(Generated):
 
     def images(self, rows: list[tuple[Path, int]], workers: int) -> Iterator[tuple[np.ndarray, int]]:
         named = [(path, (path, label)) for path, label in rows]
-        for path, values, label in self.readable(read, named, workers):
+        for (path, label), values in self.readable(read, named, workers):
             self.window = self.window or len(values)
             if values.shape != (self.window, self.window):
                 first = f"the first image has {self.window} per side"
@@ -340,6 +340,5 @@ def metadata(path: Path) -> list[list[str]]:
         return [line.split() for line in read_lines(path)]
 
 
-def read(row: tuple[Path, int]) -> tuple[Path, np.ndarray, int]:
-    path, label = row
-    return path, np.asarray(decode(read_file(path), "L")), label
+def read(row: tuple[Path, int]) -> np.ndarray:
+    return np.asarray(decode(read_file(row[0]), "L"))

@@ -7,15 +7,15 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from data_prep.binarize import splits_in
-from data_prep.corpus import Corpus, number
+from data_prep.corpus import Corpus, compared, number
 from data_prep.cut import check_cut, cut, cut_option
 from data_prep.fetch import fetch
-from data_prep.labelled import dataset_builder, print_rows
+from data_prep.labelled import dataset_builder
 from data_prep.parallel import progress
 from fairseq_lrpe.data.layout import PREPARATION, vocabulary_size
 from fairseq_lrpe.data.word_pieces import (
@@ -44,6 +44,23 @@ LAYOUT = "data > paragraphs > context and qas > question and answers > text and 
 SKIPPED = "questions are blank or have no answer and are skipped"
 LEFT_OUT = "questions have an answer that is not in its context and are skipped"
 MOVED = "answers were moved from answer_start to their nearest occurrence"
+OPTIONS = {
+    **cut_option(
+        "maximum numbers of questions of the splits, taken in this order from the single file given by "
+        "--from; all questions of a paragraph are in the same split",
+        *("TRAIN", "VALID"),
+    ),
+    "--bert": {
+        "metavar": "NAME_OR_FOLDER",
+        "help": "folder with BERT's vocab.txt and tokenizer_config.json, without which text is "
+        "lower-cased, or name of a model on the Hugging Face hub (default: bert-base-cased, or "
+        "hfl/chinese-roberta-wwm-ext for cmrc2018)",
+    },
+    "--pieces": number("learn a vocabulary of at most N word pieces from the training text"),
+    "--longest": number(
+        "maximum number of tokens of a source (default: %(default)s)", MIN_LENGTH, default=LONGEST
+    ),
+}
 
 
 class Question(NamedTuple):
@@ -63,32 +80,12 @@ class Questions(Corpus):
     """
 
     task = "question_generation --source-lang source --target-lang question"
-    options: ClassVar = {
-        "--version": {
-            "metavar": "VERSION",
-            "help": "version of SQuAD: 2.0 (default), 1.1, or du for Du et al.'s split of 1.1; cmrc2018 has "
-            "only the version 2018",
-        },
-        **cut_option(
-            "maximum numbers of questions of the splits, taken in this order from the single file given by "
-            "--from; all questions of a paragraph are in the same split",
-            *("TRAIN", "VALID"),
-        ),
-        "--bert": {
-            "metavar": "NAME_OR_FOLDER",
-            "help": "folder with BERT's vocab.txt and tokenizer_config.json, without which text is "
-            "lower-cased, or name of a model on the Hugging Face hub (default: bert-base-cased, or "
-            "hfl/chinese-roberta-wwm-ext for cmrc2018)",
-        },
-        "--pieces": number("learn a vocabulary of at most N word pieces from the training text"),
-        "--longest": number(
-            "maximum number of tokens of a source (default: %(default)s)", MIN_LENGTH, default=LONGEST
-        ),
-    }
 
     def __init__(self, name: str):
         super().__init__(name)
         self.versions = self.facts["versions"]
+        text = "version of the questions; du is Du et al.'s split of SQuAD 1.1 (default: the first)"
+        self.options = {"--version": {"choices": [*self.versions], "help": text}, **OPTIONS}
 
     @property
     def accepts(self):
@@ -97,8 +94,6 @@ class Questions(Corpus):
         return f"a folder {files}, or with --cut one file in this format (default: download the files)"
 
     def check(self, args):
-        if args.version not in (None, *self.versions):
-            raise UserError(f"unknown --version {args.version}: choose from {', '.join(self.versions)}")
         if args.bert and args.pieces:
             raise UserError("--pieces learns a vocabulary: it cannot be combined with --bert")
         check_cut(args)
@@ -159,7 +154,7 @@ class Questions(Corpus):
     def report(self, args):
         counts = json.loads((args.out / "bin" / ROWS).read_text())
         rows = {split: count["rows"] for split, count in counts.items()}
-        print_rows(rows, {} if args.cut else self.version(args)["rows"])
+        print(f"rows: {compared(rows, None if args.cut else self.version(args)['rows'])}")
         text = "{}: truncated {contexts:,} contexts, {answers:,} answers and {questions:,} questions"
         for split, count in counts.items():
             print(text.format(split, **count))

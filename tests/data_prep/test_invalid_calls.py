@@ -42,7 +42,7 @@ CALLS = [
     ("snli --from {lines}", "{lines} is a single file: add --cut"),
     ("squad --from {questions}/dev-v2.0.json", "is a single file: add --cut"),
     ("squad --from {questions} --cut 1 1", "--cut requires --from FILE"),
-    ("squad --version 3.0", "unknown --version 3.0: choose from 2.0, 1.1, du"),
+    ("squad --version 3.0", "--version: invalid choice: '3.0' (choose from '2.0', '1.1', 'du')"),
     ("squad --version du", "--from is missing: pass a folder"),
     ("squad --bert x --pieces 60", "--pieces learns a vocabulary"),
     ("squad --from {questions} --bert {empty}", "{empty}/vocab.txt is missing"),
