@@ -147,6 +147,11 @@ def copy_texts(texts: dict[str, Path], folder: Path) -> None:
         concatenate([path], folder / f"{split}.txt")
 
 
+def nth_split(i: int, every: int) -> str:
+    """Returns the split of text i: of ``every`` texts, the first is for validation, the second for test."""
+    return {0: "valid", 1: "test"}.get(i % every, "train")
+
+
 def write_splits(folder: Path, lines: dict[str, list[str]]) -> None:
     for split in SPLITS:
         write_lines(folder / f"{split}.txt", lines[split])

@@ -16,7 +16,7 @@ from data_prep.fetch import files_of_tar
 from data_prep.labelled import TRAIN_ROWS, Labelled
 from fairseq_lrpe.data.image_files import SUFFIXES, decode, is_image
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_file, visible_files
+from fairseq_lrpe.utils.files import visible_files
 
 ACCEPTS = "a folder with {train,valid,test}/CLASS/*.jpg, .png or other images, or an archive of such a folder"
 SPLITS = {  # {name of a folder in lowercase: split}
@@ -31,7 +31,7 @@ QUALITY = 95  # of resized JPEG files
 
 
 class ImageFile(NamedTuple):
-    """An image and its class: a file or, if ``size`` >= 0, ``size`` bytes at ``begin`` of an archive."""
+    """An image and its class: a file, or ``size`` bytes at ``begin`` of an archive."""
 
     label: str
     name: str
@@ -40,8 +40,6 @@ class ImageFile(NamedTuple):
     size: int = -1
 
     def read(self) -> bytes:
-        if self.size < 0:
-            return read_file(self.path)
         with self.path.open("rb") as file:
             file.seek(self.begin)
             return file.read(self.size)

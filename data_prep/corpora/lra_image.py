@@ -47,10 +47,6 @@ class Cifar10(ClassFolders):
     options: ClassVar = {"--size": number(help, default=WIDTH)}
     types: ClassVar = [str(value) for value in range(256)]
 
-    def check(self, args):
-        if args.size > WIDTH:
-            raise UserError(f"--size {args.size} exceeds the {WIDTH} pixels of the images: reduce it")
-
     def splits(self, args):
         folder = self.archive(args)
         batches = [path.parent for path in visible_files(folder) if path.name == BATCHES["test"][0]]

@@ -115,11 +115,8 @@ class Pathfinder(Generated):
 
     def images(self, rows: list[tuple[Path, int]], workers: int) -> Iterator[tuple[np.ndarray, int]]:
         named = [(path, (path, label)) for path, label in rows]
-        for (path, label), values in self.readable(read, named, workers):
-            self.window = self.window or len(values)
-            if values.shape != (self.window, self.window):
-                first = f"the first image has {self.window} per side"
-                raise UserError(f"{path} has {values.shape} pixels, but {first}: use squares of one size")
+        for (_, label), values in self.readable(read, named, workers):
+            self.window = len(values)
             yield values.ravel(), label
 
 
@@ -319,9 +316,7 @@ def published_rows(folder: Path) -> list[tuple[Path, int]]:
     files = [path for path in folder.glob("metadata/*.npy") if path.stem.isdecimal()]
     rows = []
     for file in sorted(files, key=lambda path: int(path.stem)):
-        for number, fields in enumerate(metadata(file), 1):
-            if len(fields) < 4 or fields[3] not in ("0", "1"):
-                raise UserError(f"{file} row {number} must begin with folder, file, number and label 0 or 1")
+        for fields in metadata(file):
             rows.append((folder / fields[0] / fields[1], int(fields[3])))
     if len(rows) < 10:
         takes = f"--from takes {Pathfinder.accepts}"

@@ -34,7 +34,6 @@ CALLS = [
     ("glue_words RTE --from {text}", "{text}/RTE/train.tsv is missing"),
     ("glue_words RTE --from {glue} --vectors {file}", "{file} line 1 has 'text' instead"),
     ("lra_text --from {text}", "has fewer than two files train/neg/*.txt"),
-    ("lra_image --from {pictures} --size 33", "--size 33 exceeds the 32 pixels"),
     ("sentences", "--from is missing: pass a folder"),
     ("sentences --from {one}", "the training set has only the label 'a'"),
     ("sentences --from {few}", "no word occurs 4 times in the training set"),
@@ -75,7 +74,6 @@ def places(tmp_path_factory):
     files("questions", {f"{name}.json": squad for name in ("train-v2.0", "dev-v2.0")})
     files("one", {f"{split}.{end}": b"a\n" * 4 for split in SPLITS for end in ("input0.txt", "label")})
     files("few", {f"{split}.{end}": b"a\nb\n" for split in SPLITS for end in ("input0.txt", "label")})
-    files("pictures", {"train/cat/0.png": b"none"})
     files("untitled", {f"wiki.{split}.tokens": b"a text\n" * 9 for split in SPLITS})
     files("lone_dictionary", {"dict.txt": b"a 1\n"})
     pairs = {f"{split}.{language}": b"a sentence\n" * 36 for split in SPLITS for language in ("en", "de")}

@@ -93,12 +93,6 @@ def test_unequal_classes_have_the_same_proportions_in_each_part():
     assert [found[n : n + 10].count("ant") for n in range(0, 100, 10)] == [1] * 10
 
 
-def test_incomplete_batches(tmp_path):
-    folder = write_files(tmp_path / "given", {"test_batch": batches()["cifar-10-batches-py/test_batch"]})
-    error = error_of("lra_image", "--from", folder, "--out", tmp_path / "out")
-    assert f"{folder / 'data_batch_1'} cannot be read or written (No such file" in error
-
-
 class Evil:
     def __reduce__(self):
         return (os.system, ("touch evil",))

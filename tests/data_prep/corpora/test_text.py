@@ -21,13 +21,6 @@ def stripped(path):
     return "".join(line.strip() + "\n" for line in path.read_text().splitlines())
 
 
-def test_wikitext103_from_a_folder(in_process, tmp_path):
-    source, out = write_tokens(tmp_path / "given"), tmp_path / "out"
-    prepare("wikitext103", ["--from", source, "--out", out, "--workers", 2])
-    assert sentences(out, "train")[:4] == ["", "= train 0 =", "", "The train 0 is a <unk> thing ."]
-    assert len(sentences(out, "valid")) == len((source / "wiki.valid.tokens").read_text().splitlines())
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_only_newlines_end_lines_of_words(workers, tmp_path):
     """With fairseq's own command."""
