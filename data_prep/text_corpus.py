@@ -166,7 +166,7 @@ def write_dataset(
 
     Args:
         facts: The entry in sources.yaml: the name of the ``dataset``, the ``name`` of its configuration if it
-            has several, the ``revision``, and the number of ``rows``; if it differs, both are printed.
+            has several, the ``revision``, and the number of ``rows``, which is compared.
     """
     try:
         from datasets import load_dataset
@@ -174,8 +174,8 @@ def write_dataset(
         remedy = "run `pip install datasets`, or give a folder of text files with --from"
         raise UserError(f"{facts['dataset']} requires the package datasets: {remedy}") from None
     rows = load_dataset(facts["dataset"], facts.get("name"), revision=facts["revision"], split="train")
-    if (count := len(rows)) != facts["rows"]:
-        print(f"{facts['dataset']} has {count:,} rows, expected {facts['rows']:,}", flush=True)
+    count = len(rows)
+    print(f"{facts['dataset']}: {compared({'rows': count}, {'rows': facts['rows']})}", flush=True)
     with ExitStack() as stack:
         files = {
             name: stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))

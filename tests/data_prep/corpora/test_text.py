@@ -106,7 +106,7 @@ def test_bookcorpus_is_split_by_lines(datasets_package, tiny_bpe, in_process, tm
     lines = [(tmp_path / "text" / f"{split}.txt").read_text().splitlines() for split in SPLITS]
     assert [*itertools.chain(*lines)] == [f"the line {i}" for i in range(1000)]
     assert list(map(len, lines)) == [980, 10, 10]
-    assert "has 1,000 rows, expected 74,004,228" in capsys.readouterr().out
+    assert "bookcorpus/bookcorpus: rows 1,000; published: rows 74,004,228\n" in capsys.readouterr().out
 
 
 def test_wikipedia_is_split_by_articles(datasets_package, in_process, tmp_path, monkeypatch):
