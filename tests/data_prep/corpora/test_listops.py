@@ -5,12 +5,11 @@ from collections import Counter
 from itertools import chain
 from statistics import mean, median, stdev
 
-from small_corpora import classified, error_of, prepare
+from small_corpora import SPLITS, classified, error_of, prepare
 
 from data_prep.corpora import listops
 
 SYMBOLS = "0 1 2 3 4 5 6 7 8 9 [MIN [MAX [MED [SM ]".split()
-SPLITS = ("train", "valid", "test")
 
 
 def parsed(symbols):

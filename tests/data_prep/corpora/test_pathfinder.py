@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy import ndimage
-from small_corpora import classified, prepare
+from small_corpora import SPLITS, classified, prepare
 
 from data_prep.corpora import pathfinder
 
 SMALL = ["--window", 16, "--contour-length", 4, "--rows", 24, 8, 8]
-SPLITS = ("train", "valid", "test")
 DISC = pathfinder.downsample(pathfinder.disc(14, (3, 3), pathfinder.RADIUS), 7)
 
 
