@@ -26,12 +26,18 @@ def colored_image(label, index, kind="JPEG"):
 
 
 def write_image_dataset(folder, count=24, classes=3, splits=("train", "valid", "test")):
+    """Writes a data set to ``folder``, and its image files to FOLDER.images."""
+    source = folder.with_name(f"{folder.name}.images")
     folder.mkdir(parents=True)
+    source.mkdir()
     rows = {}
     for number, split in enumerate(splits):
-        images = ((i % classes, colored_image(i % classes, 1000 * number + i)) for i in range(count))
-        labelled = ((np.frombuffer(content, np.uint8), label) for label, content in images)
-        rows[split] = write_split(folder, split, labelled, types=0)
+        images = []
+        for i in range(count):
+            content = colored_image(i % classes, 1000 * number + i)
+            (source / f"{split}{i}.jpg").write_bytes(content)
+            images.append((np.frombuffer(content, np.uint8), i % classes))
+        rows[split] = write_split(folder, split, images, types=0)
     write_dictionary(folder, (), [f"class{i}" for i in range(classes)], rows, images=True)
     return folder
 
