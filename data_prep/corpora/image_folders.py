@@ -135,8 +135,11 @@ def in_class_folders(folder: Path) -> ImageFiles:
         ignored.append("/".join(parts))
         if parts in images and split != "test":
             unclear[split].append(ignored[-1])
+        elif split == "valid":  # perhaps an image of an unknown format
+            unclear[None].append(ignored[-1])
     if wrong := [*unclear["train"], *unclear["valid"], *(() if "valid" in found else unclear[None])]:
-        raise UserError(f"{wrong[0]} is not in {{train,valid,test}}/CLASS: move it there, or remove it")
+        expected = f"{{train,valid,test}}/CLASS/NAME, with the ending {', '.join(SUFFIXES)}"
+        raise UserError(f"{wrong[0]} may be an image: rename it to {expected}, or remove it")
     if "valid" in found:
         print(f"validation images: {len(found['valid']):,}; no training images are held out")
     if ignored:

@@ -150,9 +150,10 @@ def test_invalid_class_folders_are_errors(message, tmp_path):
 
 
 VALID_SETS = {
-    "val/{name}": "top/val/ant0.png is not in {train,valid,test}/CLASS",
+    "val/{name}": "top/val/ant0.png may be an image: rename it",
     "val/{label}s/{name}": "there are valid images of the class ants",
-    "val_images/{label}/{name}": "top/val_images/ant/ant0.png is not in {train,valid,test}/CLASS",
+    "val_images/{label}/{name}": "top/val_images/ant/ant0.png may be an image",
+    "val/{label}/{name}.tga": "top/val/ant/ant0.png.tga may be an image",
     "val/{label}/images/{name}": None,
     "Validation/{label}/{name}.webp": None,
 }
