@@ -15,12 +15,21 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_folder
 
 RECORD = "source.json"  # the path given by --from, or None, and the options that affect the data
-OLD_RECORD = "source.txt"  # of version 1.0.0, which is not compared
 
 
 def number(text: str, minimum: int = 1, **options) -> dict:
     """Returns the arguments of add_argument for an integer of at least ``minimum``; ``text`` is its help."""
     return {"type": min_int(minimum), "metavar": "N", "help": text, **options}
+
+
+def compared(counts: dict[str, int], published: dict[str, int] | None) -> str:
+    """Returns the text of {name: count}, and of the published counts, if they are known and different."""
+    found, expected = (
+        ", ".join(f"{name} {count:,}" for name, count in x.items()) for x in (counts, published or {})
+    )
+    if not published:
+        return found
+    return f"{found}, as published" if counts == published else f"{found}; published: {expected}"
 
 
 class Corpus:
@@ -32,14 +41,12 @@ class Corpus:
     Attributes:
         facts: The corpus's entry in sources.yaml.
         accepts: Description of what --from accepts.
-        metavar: Name of the value of --from in --help; with "FOLDER", files are rejected.
         task: The fairseq task that reads the binarized data.
         options: {option: arguments of argparse's add_argument}.
         unrecorded: Options that do not affect the data, and ``source``, which is recorded as "from".
     """
 
     accepts: str
-    metavar = "FOLDER"
     task = "language_modeling"
     options: ClassVar[dict[str, dict]] = {}
     unrecorded = ("source", "out", "workers", "bpe")
@@ -82,8 +89,8 @@ class Corpus:
         return {"from": args.source and os.path.realpath(args.source), **values, **paths}
 
     def vocabulary(self, data: Path) -> str:
-        size = layout.vocabulary_size(data / "dict.txt")
-        return f"{size:,} types, including fairseq's special tokens"
+        sizes = {"types": layout.vocabulary_size(data / "dict.txt")}
+        return compared(sizes, self.facts.get("vocabulary"))
 
     def report(self, args: Namespace) -> None:
         shards = layout.shards(args.out / "bin")
@@ -112,5 +119,5 @@ def check_record(folder: Path, record: dict) -> None:
                 used = f"without {option}" if value is None else f"with {option} {value}"
                 remedy = f"use the same source and options, remove {folder.parent}, or change --out"
                 raise UserError(f"{folder} was made {used}: {remedy}")
-    elif folder.exists() and not (folder / OLD_RECORD).is_file():
+    elif folder.exists():
         raise UserError(f"{folder} was not created by this command: remove it, or change --out")

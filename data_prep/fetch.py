@@ -56,8 +56,6 @@ def fetch(dest: Path, facts: dict, copy: Path | None = None) -> Path:
         UserError: If the copy is missing or differs from the published file, or no mirror provides it.
     """
     if copy:
-        if not copy.is_file():
-            raise UserError(f"{copy} is missing: put a copy of the published {dest.name} there")
         if reason := mismatch(copy, facts):
             raise UserError(f"{copy} is not the published {dest.name}: it {reason}")
         return copy
@@ -137,22 +135,12 @@ def unpacked(source: Path, folder: Path) -> Path:
         else:  # Python before 3.10.12 and 3.11.4
             with tarfile.open(source) as archive:
                 for member in archive:
-                    check_member(member, part)
+                    inside = (part / member.name).resolve().is_relative_to(part.resolve())
+                    if not inside or not (member.isfile() or member.isdir()):
+                        wrong = f"{member.name} is a link, a device or outside of the folder"
+                        raise UserError(f"{source} cannot be unpacked safely ({wrong}): unpack it yourself")
                     archive.extract(member, part)
     return folder
-
-
-def check_member(member: tarfile.TarInfo, folder: Path) -> None:
-    """Raises a UserError if a member of a tar archive would be outside of ``folder``, or is a device."""
-    root = folder.resolve()
-    paths = [root / member.name]
-    if member.issym():
-        paths.append(paths[0].parent / member.linkname)
-    elif member.islnk():
-        paths.append(root / member.linkname)
-    if member.isdev() or not all(path.resolve().is_relative_to(root) for path in paths):
-        wrong = "is a device or would be unpacked outside of the folder"
-        raise UserError(f"the archive's member {member.name} {wrong}: unpack the archive yourself")
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:

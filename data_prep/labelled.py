@@ -2,37 +2,37 @@
 
 import json
 import logging
+import warnings
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from textwrap import shorten
 
 import numpy as np
 import torch
 
 from data_prep.binarize import SPLITS
-from data_prep.corpus import Corpus, number
-from data_prep.parallel import progress
+from data_prep.corpus import Corpus, compared, number
+from data_prep.parallel import ordered_map, progress
 from fairseq_lrpe.data.layout import METADATA, read_metadata
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import write_lines
 
-MAX_LABELS_SHOWN = 20
 UNREADABLE = "unreadable.txt"  # lists the images that were left out
+BLOCK = 20  # images that a worker process reads or generates at a time
 SPECIALS = 4  # special symbols that fairseq puts before a dictionary's own: <s>, <pad>, </s> and <unk>
 UNKNOWN = -1  # index of an unknown word in the rows of a split
 TRAIN_ROWS = {"--train-rows": number("use only the first N rows of each training set")}
-
-Row = TypeVar("Row")
 
 
 class Labelled(Corpus):
     """Base class of corpora for the tasks ``classification`` and ``image_classification``.
 
-    ``types`` are the symbols of the dictionary without fairseq's special ones, ``labels`` the names of the
-    classes, and ``unreadable`` the path and reason of each image that cannot be decoded.
+    ``types`` are the symbols of the dictionary without fairseq's special ones, or none if the inputs are the
+    bytes of image files; ``labels`` are the names of the classes.
     """
 
     task = "classification"
@@ -41,7 +41,7 @@ class Labelled(Corpus):
 
     def __init__(self, name: str):
         super().__init__(name)
-        self.unreadable: list[str] = []
+        self.unreadable: list[str] = []  # name and error of each image that cannot be decoded
 
     def splits(self, args: Namespace) -> Iterator[tuple[str, Iterable[tuple], int | None]]:
         """Yields (split, rows for :func:`write_split`, number of rows or None if unknown)."""
@@ -55,28 +55,30 @@ class Labelled(Corpus):
         with closing(self.splits(args)) as splits:
             for split, rows, total in splits:
                 counts[split] = write_split(folder, split, rows, len(self.types), total)
-        self.write_unreadable(folder)
+        if self.unreadable:
+            write_lines(folder / UNREADABLE, self.unreadable)
         write_dictionary(folder, self.types, self.labels, counts, **self.metadata(args))
 
-    def readable(self, images: Iterable[tuple[Row, str]], total: int) -> Iterator[Row]:
-        """Yields the row of each (row, error) with an empty error, and adds other errors to ``unreadable``.
+    def readable(self, read: Callable, images: list[tuple[object, tuple]], workers: int) -> Iterator[tuple]:
+        """Yields (image, ``read(image)``) of each (name, image), and adds read errors to ``unreadable``.
 
         Raises:
-            UserError: At the end, if most of the ``total`` images are unreadable.
+            UserError: At the end, if most of the images are unreadable.
         """
-        before = len(self.unreadable)
-        for row, error in images:
-            if error:
-                self.unreadable.append(error)
-            else:
-                yield row
+        before, total = len(self.unreadable), len(images)
+        contents = (image for _, image in images)
+        with closing(ordered_map(partial(try_read, read), contents, workers, BLOCK)) as results:
+            for (name, image), (values, error) in zip(images, results, strict=True):
+                if values is None:
+                    self.unreadable.append(f"{name}: {error}")
+                else:
+                    yield image, values
         if 2 * (count := len(self.unreadable) - before) > total:
             example = f"for example {self.unreadable[-1]}"
             raise UserError(f"{count:,} of {total:,} images are unreadable, {example}; repair or remove them")
 
-    def write_unreadable(self, folder: Path) -> None:
-        if self.unreadable:
-            write_lines(folder / UNREADABLE, self.unreadable)
+    def vocabulary(self, data):
+        return super().vocabulary(data) if self.types else ""
 
     def published_rows(self, args: Namespace) -> dict[str, int]:
         return self.facts.get("rows", {})
@@ -86,10 +88,8 @@ class Labelled(Corpus):
         if file.is_file():
             print(f"skipped: {len(file.read_text().splitlines()):,} unreadable images, see {file}")
         metadata = read_metadata(args.out / "bin")
-        print_rows(metadata["rows"], self.published_rows(args))
-        labels = metadata["labels"]
-        more = f", ... ({len(labels):,} in total)" if len(labels) > MAX_LABELS_SHOWN else ""
-        print(f"labels: {', '.join(labels[:MAX_LABELS_SHOWN])}{more}")
+        print(f"rows: {compared(metadata['rows'], self.published_rows(args))}")
+        print(f"labels: {shorten(', '.join(metadata['labels']), width=200)}")
         super().report(args)
 
 
@@ -133,23 +133,21 @@ def rows_and_seed(default: list[int]) -> dict[str, dict]:
     }
 
 
-def print_rows(rows: dict[str, int], published: dict[str, int]) -> None:
-    found, expected = (
-        ", ".join(f"{split} {count:,}" for split, count in counts.items()) for counts in (rows, published)
-    )
-    comparison = ", as published" if rows == published else f"; published: {expected}"
-    print(f"rows: {found}{comparison if published else ''}")
+def try_read(read: Callable, image: tuple) -> tuple[np.ndarray | None, str]:
+    warnings.simplefilter("ignore")  # Pillow warns about defects that it tolerates
+    try:
+        return read(image), ""
+    except (ValueError, OSError) as error:
+        return None, str(error)
 
 
-def token_file(prefix: Path, types: int):
-    return dataset_builder(prefix, np.uint16 if types <= 1 << 16 else np.int32)
-
-
-def dataset_builder(prefix: Path, dtype: type):
+def dataset_builder(prefix: Path, types: int):
+    """Returns a builder of rows of indices into a dictionary of ``types`` symbols, or of bytes if it is 0."""
     logging.disable(logging.INFO)  # fairseq logs missing optional packages on import
     from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder  # takes seconds to import
 
     logging.disable(logging.NOTSET)
+    dtype = (np.uint16 if types <= 1 << 16 else np.int32) if types else np.uint8
     return MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
 
 
@@ -157,33 +155,26 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
     """Writes the files of a split and returns its number of rows.
 
     Rows are (values of each input ..., label). Values are indices into a dictionary of ``types`` symbols, or
-    UNKNOWN. The label is the index of a class, or -1 if it is unknown.
+    UNKNOWN; if ``types`` is 0, they are bytes. The label is the index of a class, or -1 if it is unknown.
     """
-    builders, labels = [], []
+    builders, labels, specials = [], [], SPECIALS if types else 0
     for *inputs, label in progress(rows, f"writing {split}", "rows", total=total):
         if not builders:
             prefixes = [folder / f"{split}.input{i}" for i in range(len(inputs))]
-            builders = [(token_file(prefix, types + SPECIALS), f"{prefix}.idx") for prefix in prefixes]
+            builders = [(dataset_builder(prefix, types + specials), f"{prefix}.idx") for prefix in prefixes]
         for (builder, _), values in zip(builders, inputs, strict=True):
-            builder.add_item(torch.from_numpy(np.asarray(values, dtype=np.int64) + SPECIALS))
+            builder.add_item(torch.from_numpy(np.asarray(values, dtype=np.int64) + specials))
         labels.append(label)
     for builder, index in builders:
         builder.finalize(index)
-    write_labels(folder, split, labels)
+    np.save(folder / f"{split}.label.npy", np.array(labels, dtype=np.int64))
     return len(labels)
 
 
-def write_labels(folder: Path, split: str, labels: list[int]) -> None:
-    np.save(folder / f"{split}.label.npy", np.array(labels, dtype=np.int64))
-
-
 def write_dictionary(folder: Path, types: Sequence[str], labels: Sequence[str], rows: dict, **metadata):
-    write_lines(folder / "dict.txt", (f"{name} 1" for name in types))
-    write_metadata(folder, labels, rows, **metadata)
-
-
-def write_metadata(folder: Path, labels: Sequence[str], rows: dict, **metadata) -> None:
-    """Writes the metadata that ``data.layout.read_metadata`` reads; call it after all splits are written."""
+    """Writes the dictionary and what ``data.layout.read_metadata`` reads, after all splits are written."""
+    if types:
+        write_lines(folder / "dict.txt", (f"{name} 1" for name in types))
     inputs = len(list(folder.glob(f"{next(iter(rows))}.input?.idx")))
     content = {"inputs": inputs, "labels": list(labels), "rows": rows, **metadata}
     (folder / METADATA).write_text(json.dumps(content, indent=1) + "\n")

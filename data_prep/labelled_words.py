@@ -16,7 +16,6 @@ from data_prep.binarize import splits_in
 from data_prep.labelled import TRAIN_ROWS, UNKNOWN, Labelled
 from data_prep.parallel import map_lines, progress
 from fairseq_lrpe.data import word_vectors
-from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.penn_treebank import tokenize_penn
 from fairseq_lrpe.utils.cli import path_arg
 from fairseq_lrpe.utils.errors import UserError
@@ -73,13 +72,6 @@ class LabelledWords(Labelled):
             label = map(self.labels.index, read_lines(file)) if file.is_file() else repeat(-1)
             columns = map(encoded, sorted(text.glob(f"{split}.input?")))
             yield split, zip(*columns, label, strict=False), None
-
-    def vocabulary(self, data):
-        size = vocabulary_size(data / "dict.txt")
-        text = f"{size:,} types, including words that occur at least {MIN_COUNT} times in the training set"
-        if (data / "vectors.txt").is_file():
-            return f"{text} and have a {word_vectors.dimension(data / 'vectors.txt')}-dimensional vector"
-        return f"{text}; without --vectors, embeddings are initialized randomly"
 
 
 def label_names(text: Path) -> list[str]:

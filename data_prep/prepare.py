@@ -74,7 +74,7 @@ def parser(corpus: Corpus) -> ArgumentParser:
         description=inspect.getdoc(corpus),
         formatter_class=RawDescriptionHelpFormatter,
     )
-    made.add_argument("--from", dest="source", type=path_arg, metavar=corpus.metavar, help=corpus.accepts)
+    made.add_argument("--from", dest="source", type=path_arg, metavar="PATH", help=corpus.accepts)
     for name, options in corpus.options.items():
         made.add_argument(name, **options)
     out = REPOSITORY / "data" / corpus.name
@@ -85,17 +85,12 @@ def parser(corpus: Corpus) -> ArgumentParser:
 
 
 def check_source(corpus: Corpus, args: Namespace) -> None:
-    """Raises UserError if --from is required but omitted, is not an accepted path, or --out has a comma."""
-    source, takes = args.source, f"--from takes {corpus.accepts}"
-    if source is None and CORPORA[corpus.name].origin == "needs --from":
+    """Raises UserError if --from is required but omitted, or does not exist."""
+    if args.source is None and CORPORA[corpus.name].origin == "needs --from":
         page = f" (see {corpus.facts['page']})" if "page" in corpus.facts else ""
         raise UserError(f"--from is missing: pass {corpus.accepts}{page}")
-    if source and not source.exists():
-        raise UserError(f"{source} is missing: {takes}")
-    if source and corpus.metavar == "FOLDER" and not source.is_dir():
-        raise UserError(f"{source} is not a folder: {takes}")
-    if "," in str(args.out):
-        raise UserError(f"--out {args.out} has a comma, which separates files for fairseq: choose another")
+    if args.source and not args.source.exists():
+        raise UserError(f"{args.source} is missing: --from takes {corpus.accepts}")
 
 
 def prepare_part(corpus: Corpus, args: Namespace) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, concatenate, preprocess, split_files
-from data_prep.corpus import Corpus, number
+from data_prep.corpus import Corpus, compared, number
 from data_prep.parallel import map_lines, progress
 from data_prep.validation import check_text
 from fairseq_lrpe.data.layout import vocabulary_size
@@ -90,9 +90,8 @@ class BytePairCorpus(TextCorpus):
         return ["--srcdict", args.out / "gpt2_bpe" / "dict.txt"]
 
     def vocabulary(self, data):
-        size, expected = vocabulary_size(data / "dict.txt"), gpt2_bpe.FACTS["vocabulary_with_mask"]
-        same = "as in the papers" if size + 1 == expected else f"not the papers' {expected:,}"
-        return f"{size:,} types; with the <mask> of fairseq's masked_lm {size + 1:,}, {same}"
+        size = vocabulary_size(data / "dict.txt")
+        return compared({"types": size, "with <mask>": size + 1}, gpt2_bpe.FACTS["vocabulary"])
 
 
 def sentencepiece_option(types: int) -> dict[str, dict]:
@@ -148,6 +147,11 @@ def copy_texts(texts: dict[str, Path], folder: Path) -> None:
         concatenate([path], folder / f"{split}.txt")
 
 
+def nth_split(i: int, every: int) -> str:
+    """Returns the split of text i: of ``every`` texts, the first is for validation, the second for test."""
+    return {0: "valid", 1: "test"}.get(i % every, "train")
+
+
 def write_splits(folder: Path, lines: dict[str, list[str]]) -> None:
     for split in SPLITS:
         write_lines(folder / f"{split}.txt", lines[split])
@@ -162,7 +166,7 @@ def write_dataset(
 
     Args:
         facts: The entry in sources.yaml: the name of the ``dataset``, the ``name`` of its configuration if it
-            has several, the ``revision``, and the number of ``rows``; if it differs, both are printed.
+            has several, the ``revision``, and the number of ``rows``, which is compared.
     """
     try:
         from datasets import load_dataset
@@ -170,8 +174,8 @@ def write_dataset(
         remedy = "run `pip install datasets`, or give a folder of text files with --from"
         raise UserError(f"{facts['dataset']} requires the package datasets: {remedy}") from None
     rows = load_dataset(facts["dataset"], facts.get("name"), revision=facts["revision"], split="train")
-    if (count := len(rows)) != facts["rows"]:
-        print(f"{facts['dataset']} has {count:,} rows, expected {facts['rows']:,}", flush=True)
+    count = len(rows)
+    print(f"{facts['dataset']}: {compared({'rows': count}, {'rows': facts['rows']})}", flush=True)
     with ExitStack() as stack:
         files = {
             name: stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))

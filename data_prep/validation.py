@@ -25,6 +25,16 @@ def check_text(path: Path) -> int:
     return count
 
 
+def check_parallel(paths: Iterable[Path]) -> None:
+    """Raises UserError if a file has no text, or if the numbers of lines of the files differ."""
+    counts = {path: check_text(path) for path in paths}
+    (first, expected), *others = counts.items()
+    for path, count in others:
+        if count != expected:
+            wrong = f"has {expected:,} lines, but {path} has {count:,}"
+            raise UserError(f"{first} {wrong}: the same lines of both must belong together")
+
+
 def usable_rows(
     lines: Iterable, parse: Callable, name: object, start: int = 1, limit: int | None = None, required=False
 ) -> Iterator:

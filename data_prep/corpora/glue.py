@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, preprocess
-from data_prep.corpus import Corpus
+from data_prep.corpus import Corpus, compared
 from data_prep.fetch import fetch, unpacked
-from data_prep.labelled import TRAIN_ROWS, print_rows
+from data_prep.labelled import TRAIN_ROWS
 from data_prep.labelled_words import LabelledWords
 from data_prep.parallel import map_lines
 from data_prep.text_corpus import BytePairCorpus
@@ -96,8 +96,8 @@ class Glue(Tasks, BytePairCorpus):
         shutil.copyfile(text / "rows.json", folder / "rows.json")
 
     def report(self, args):
-        print(f"{args.name}: ", end="")
-        print_rows(json.loads((args.out / "bin" / "rows.json").read_text()), self.published_rows(args))
+        rows = json.loads((args.out / "bin" / "rows.json").read_text())
+        print(f"{args.name}: rows: {compared(rows, self.published_rows(args))}")
         classes = len(args.task.labels) or "1 --regression-target"
         flags = f"--task sentence_prediction --num-classes {classes} --user-dir fairseq_lrpe ..."
         print(f"ready: fairseq-train {args.out / 'bin'} {flags}")

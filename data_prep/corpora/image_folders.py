@@ -2,25 +2,21 @@
 
 import io
 import tarfile
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
 
 from data_prep.corpus import number
 from data_prep.fetch import files_of_tar
-from data_prep.labelled import TRAIN_ROWS, Labelled, dataset_builder, write_labels, write_metadata
-from data_prep.parallel import ordered_map, progress
+from data_prep.labelled import TRAIN_ROWS, Labelled
 from fairseq_lrpe.data.image_files import SUFFIXES, decode, is_image
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_file, visible_files
+from fairseq_lrpe.utils.files import visible_files
 
 ACCEPTS = "a folder with {train,valid,test}/CLASS/*.jpg, .png or other images, or an archive of such a folder"
 SPLITS = {  # {name of a folder in lowercase: split}
@@ -32,11 +28,10 @@ TRAIN, VALID = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 DEVKIT_FOLDER = "ILSVRC2012_devkit_t12/data"
 QUALITY = 95  # of resized JPEG files
-BLOCK = 20  # images that a worker process decodes at a time
 
 
 class ImageFile(NamedTuple):
-    """An image and its class: a file or, if ``size`` >= 0, ``size`` bytes at ``begin`` of an archive."""
+    """An image and its class: a file, or ``size`` bytes at ``begin`` of an archive."""
 
     label: str
     name: str
@@ -45,8 +40,6 @@ class ImageFile(NamedTuple):
     size: int = -1
 
     def read(self) -> bytes:
-        if self.size < 0:
-            return read_file(self.path)
         with self.path.open("rb") as file:
             file.seek(self.begin)
             return file.read(self.size)
@@ -68,7 +61,6 @@ class ClassFolders(Labelled):
     which are decoded faster. Unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
     """
 
-    metavar = "FILE_OR_FOLDER"
     accepts = ACCEPTS
     task = "image_classification"
     options: ClassVar = {
@@ -77,44 +69,28 @@ class ClassFolders(Labelled):
             "maximum shorter side in pixels; larger images are resized and stored as JPEG (default: no limit)"
         ),
     }
-    rows: ClassVar = {"train": 45_000, "valid": 5_000, "test": 10_000}
-
-    def published_rows(self, args):
-        return self.rows
+    types = ()
 
     def find(self, args) -> ImageFiles:
         return in_class_folders(self.archive(args))
 
-    def prepare(self, args, folder):
+    def splits(self, args):
         found = with_validation(self.find(args))
         found["train"] = found["train"][: args.train_rows]
-        check_classes({split: [image.label for image in images] for split, images in found.items()})
-        labels = sorted({image.label for image in found["train"]})
-        rows = {}
-        for split, images in found.items():
-            rows[split] = self.write_images(folder, split, sorted(images), labels, args)
-        self.write_unreadable(folder)
-        write_metadata(folder, labels, rows, images=True)
+        read = partial(read_image, shorter_side=args.shorter_side)
+        return self.rows({split: sorted(images) for split, images in found.items()}, read, args.workers)
 
-    def write_images(self, folder: Path, split: str, images: list[ImageFile], labels: list[str], args) -> int:
-        prefix = folder / f"{split}.input0"
-        files, kept = dataset_builder(prefix, np.uint8), []
-        numbers = {label: i for i, label in enumerate(labels)}
-        checked = partial(read_checked, split=split, shorter_side=args.shorter_side)
-        with closing(ordered_map(checked, images, args.workers, BLOCK)) as read:
-            bar = progress(read, f"writing {split}", "images", total=len(images))
-            for label, content in self.readable(bar, len(images)):
-                files.add_item(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-                kept.append(numbers[label])
-        if split == "train" and (lost := {*numbers.values()} - {*kept}):
-            name = labels[min(lost)]
-            raise UserError(f"no training image of the class {name} is readable: remove its folder")
-        files.finalize(f"{prefix}.idx")
-        write_labels(folder, split, kept)
-        return len(kept)
+    def rows(self, splits: ImageFiles, read: Callable[[ImageFile], np.ndarray], workers: int) -> Iterator:
+        """Yields (split, rows, number of images); ``read`` returns the values of an image."""
+        check_classes(splits)
+        self.labels = sorted({image.label for image in splits["train"]})
+        for split, images in splits.items():
+            named = [(f"{split}/{image.label}/{image.name}", image) for image in images]
+            found = self.readable(read, named, workers)
+            yield split, ((values, self.labels.index(image.label)) for image, values in found), len(images)
 
-    def vocabulary(self, data):
-        return ""
+    def metadata(self, args):
+        return {"images": True}
 
 
 class ImageNet(ClassFolders):
@@ -126,7 +102,6 @@ class ImageNet(ClassFolders):
     """
 
     accepts = f"a folder with {TRAIN}, {VALID} and {DEVKIT}; or {ClassFolders.accepts}"
-    rows: ClassVar = {"train": 1_281_167, "valid": 50_000}
 
     def find(self, args):
         train, valid, devkit = (args.source / name for name in (TRAIN, VALID, DEVKIT))
@@ -140,11 +115,10 @@ def in_class_folders(folder: Path) -> ImageFiles:
 
     The class is the name of the folder inside the split's folder, as in torchvision's ImageFolder; subfolders
     are allowed. The folders of the splits may be at any depth that is the same for all of them. Test images
-    without class folders are ignored.
+    without class folders are ignored, and so are images outside of the splits if there are validation images.
 
     Raises:
-        UserError: If there are no training images, one of them is not in a class folder, or no validation
-            images are found but an ignored file may be one.
+        UserError: If there are no training images, or the split or the class of an image is unclear.
     """
     files = {path.relative_to(folder).parts: path for path in visible_files(folder)}
     images = {parts for parts in files if is_image(parts[-1])}
@@ -152,23 +126,22 @@ def in_class_folders(folder: Path) -> ImageFiles:
     if not depths:
         expected = f"expected files train/CLASS/NAME that end in {', '.join(SUFFIXES)}"
         raise UserError(f"--from has no training images: {expected}")
-    depth, found, ignored, unclear = min(depths), defaultdict(list), [], []
+    depth, found, ignored, unclear = min(depths), defaultdict(list), [], defaultdict(list)
     for parts, path in files.items():
         split, inside = split_of(parts[depth]) if len(parts) > depth + 1 else None, parts[depth + 1 :]
         if parts in images and split and len(inside) > 1:
             found[split].append(ImageFile(inside[0], "/".join(inside[1:]), path))
             continue
         ignored.append("/".join(parts))
-        if split == "valid" or (parts in images and split is None):
-            unclear.append(ignored[-1])
-        elif parts in images and split == "train":
-            remedy = f"move it to {parts[depth]}/CLASS/{parts[-1]}"
-            raise UserError(f"{ignored[-1]} is not in a class folder: {remedy}")
+        if parts in images and split != "test":
+            unclear[split].append(ignored[-1])
+        elif split == "valid":  # perhaps an image of an unknown format
+            unclear[None].append(ignored[-1])
+    if wrong := [*unclear["train"], *unclear["valid"], *(() if "valid" in found else unclear[None])]:
+        expected = f"{{train,valid,test}}/CLASS/NAME, with the ending {', '.join(SUFFIXES)}"
+        raise UserError(f"{wrong[0]} may be an image: rename it to {expected}, or remove it")
     if "valid" in found:
         print(f"validation images: {len(found['valid']):,}; no training images are held out")
-    elif unclear:
-        expected = f"name them valid/CLASS/NAME, with the ending {', '.join(SUFFIXES)}"
-        raise UserError(f"there may be validation images, such as {unclear[0]}: {expected}, or remove them")
     if ignored:
         print(f"ignored: {len(ignored):,} files, such as {min(ignored)}")
     return found
@@ -207,13 +180,14 @@ def with_validation(images: ImageFiles) -> ImageFiles:
     return {"train": train, "valid": valid} | ({"test": test} if test else {})
 
 
-def check_classes(labels: dict[str, Iterable[str]]) -> None:
-    """Raises UserError if {split: labels} has only one training class, or a class without training images."""
-    known = set(labels["train"])
+def check_classes(found: ImageFiles) -> None:
+    """Raises UserError if there is only one training class, or a class without training images."""
+    labels = {split: {image.label for image in images} for split, images in found.items()}
+    known = labels["train"]
     if len(known) < 2:
         raise UserError(f"there are training images of only one class, {min(known)}: expected two or more")
     for split, names in labels.items():
-        if unknown := set(names) - known:
+        if unknown := names - known:
             name = f"the class {min(unknown)}, which has no training images"
             remedy = "rename or remove its folder, or use more training images"
             raise UserError(f"there are {split} images of {name}: {remedy}")
@@ -238,27 +212,20 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
     synsets = loadmat(table, squeeze_me=True)["synsets"]
     classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
     images = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
-    if len(images) != len(truth):
-        counts = f"has {len(images):,} images, but {devkit} has {len(truth):,} labels"
-        raise UserError(f"{archive} {counts}: pass the published files")
     pairs = zip(truth, images, strict=True)
     return [ImageFile(classes[int(x)], name, archive, begin, size) for x, (name, begin, size) in pairs]
 
 
-def read_checked(image: ImageFile, split: str, shorter_side: int | None) -> tuple[tuple[str, bytes], str]:
-    """Returns ((class, content), "") of an image, or ((class, b""), error) if it cannot be decoded.
+def read_image(image: ImageFile, shorter_side: int | None) -> np.ndarray:
+    """Returns the bytes of an image file that can be decoded.
 
-    If the shorter side exceeds ``shorter_side``, the content is that of a JPEG file with this shorter side.
+    If the shorter side exceeds ``shorter_side``, they are those of a JPEG file with this shorter side.
     """
-    warnings.simplefilter("ignore")  # Pillow warns about defects that it tolerates
-    try:
-        content = image.read()
-        pixels = decode(content)
-    except (ValueError, OSError) as error:
-        return (image.label, b""), f"{split}/{image.label}/{image.name}: {error}"
+    content = image.read()
+    pixels = decode(content)
     if shorter_side and min(pixels.size) > shorter_side:
         size = [round(side * shorter_side / min(pixels.size)) for side in pixels.size]
         out = io.BytesIO()
         pixels.resize(size, Image.Resampling.BICUBIC).save(out, "JPEG", quality=QUALITY)
         content = out.getvalue()
-    return (image.label, content), ""
+    return np.frombuffer(content, np.uint8)

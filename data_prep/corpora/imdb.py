@@ -11,7 +11,7 @@ from data_prep.corpus import Corpus
 from data_prep.fetch import SOURCES
 from data_prep.labelled import Labelled
 from data_prep.labelled_words import LabelledWords
-from data_prep.text_corpus import SentencePieceCorpus, sentencepiece_option, write_splits
+from data_prep.text_corpus import SentencePieceCorpus, nth_split, sentencepiece_option, write_splits
 from fairseq_lrpe.data.classified_text import BYTES
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, visible_files, without_mark
@@ -33,8 +33,6 @@ class Reviews(Corpus):
     """
 
     folders = LABELS
-    metavar = "FILE_OR_FOLDER"
-
     accepts = (
         f"{SOURCES['imdb']['archive']}, or an archive or a folder of the same layout, "
         "{train,test}/{pos,neg}/*.txt (default: download it)"
@@ -106,7 +104,7 @@ class RunningText(Reviews, SentencePieceCorpus):
         texts = (" ".join(plain(x).split()) for part in self.reviews(args).values() for x in part)
         lines = {split: [] for split in SPLITS}
         for i, text in enumerate(dict.fromkeys(texts)):
-            lines[{0: "valid", 1: "test"}.get(i % EVERY, "train")].append(text)
+            lines[nth_split(i, EVERY)].append(text)
         write_splits(folder, lines)
 
 

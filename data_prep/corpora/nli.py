@@ -1,16 +1,14 @@
 """Natural language inference (SNLI, Bowman et al. 2015)."""
 
 import json
-from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
-from data_prep.binarize import SPLITS
+from data_prep.cut import check_cut, cut, cut_option
 from data_prep.fetch import SOURCES
 from data_prep.labelled_words import LabelledWords
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.glue_tasks import THREE_WAY
-from fairseq_lrpe.utils.cli import min_int
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, visible_files
 
@@ -26,47 +24,32 @@ class Snli(LabelledWords):
     corpus of one file: its first rows are used for training, the next for validation, and the next for test.
     """
 
-    metavar = "FILE_OR_FOLDER"
     accepts = (
         f"{SOURCES['snli']['archive']}, a folder with its {', '.join(NAMES.values())}, or with --cut a file "
         f"of JSON lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])} (default: download it)"
     )
     options: ClassVar = {
         **LabelledWords.options,
-        "--cut": {
-            "nargs": 3,
-            "type": min_int(1),
-            "metavar": ("TRAIN", "VALID", "TEST"),
-            "help": "numbers of rows of the splits, taken in this order from the single file given by --from",
-        },
+        **cut_option(
+            "numbers of rows of the splits, taken in this order from the single file given by --from",
+            *("TRAIN", "VALID", "TEST"),
+        ),
     }
 
     def check(self, args):
         super().check(args)
-        if args.cut and not (args.source and args.source.is_file()):
-            raise UserError("--cut requires --from FILE, the file of JSON lines to split")
-        if not args.cut and args.source and args.source.suffix == ".jsonl":
-            raise UserError(f"{args.source} is a single file: add --cut TRAIN VALID TEST")
+        check_cut(args)
 
     def published_rows(self, args):
         return {} if args.cut else super().published_rows(args)
 
     def rows(self, args):
         if args.cut:
-            return cut(args.source, args.cut)
+            return cut(args.source, [[row] for row in pairs(args.source)], args.cut)
         files = {path.name: path for path in visible_files(self.archive(args))}
         if missing := set(NAMES.values()) - set(files):
             raise UserError(f"--from has no {min(missing)}: it takes {self.accepts}")
         return {split: pairs(files[name]) for split, name in NAMES.items()}
-
-
-def cut(path: Path, counts: list[int]) -> dict[str, list[tuple]]:
-    rows = pairs(path)
-    if sum(counts) > len(rows):
-        wanted = f"{' + '.join(f'{count:,}' for count in counts)}: reduce them"
-        raise UserError(f"{path} has only {len(rows):,} pairs with a label, but --cut requests {wanted}")
-    left = iter(rows)
-    return {split: list(islice(left, count)) for split, count in zip(SPLITS, counts, strict=True)}
 
 
 def pairs(path: Path) -> list[tuple[str, str, str]]:

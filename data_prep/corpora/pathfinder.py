@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from scipy.ndimage import binary_dilation
 
 from data_prep.binarize import SPLITS
-from data_prep.labelled import Generated, numbers, rows_and_seed
+from data_prep.labelled import BLOCK, Generated, numbers, rows_and_seed
 from data_prep.parallel import ordered_map
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.errors import UserError
@@ -35,7 +35,6 @@ TRIALS_LONG = 5000  # attempts to place the long contours before the options are
 
 REACH = LENGTH + MARGIN + 1  # distance in pixels from the center of a paddle's masks to their edges
 FRAME = 2 * REACH  # width in pixels of a frame around the window, so that masks need no clipping
-BLOCK = 20  # images that a worker process generates at a time
 
 Point = tuple[int, int]  # (row, column)
 
@@ -115,12 +114,9 @@ class Pathfinder(Generated):
             yield split, self.images(rows[begin:end], args.workers), end - begin
 
     def images(self, rows: list[tuple[Path, int]], workers: int) -> Iterator[tuple[np.ndarray, int]]:
-        found = ordered_map(read, rows, workers, BLOCK)
-        for path, values, label in self.readable(found, len(rows)):
-            self.window = self.window or len(values)
-            if values.shape != (self.window, self.window):
-                first = f"the first image has {self.window} per side"
-                raise UserError(f"{path} has {values.shape} pixels, but {first}: use squares of one size")
+        named = [(path, (path, label)) for path, label in rows]
+        for (_, label), values in self.readable(read, named, workers):
+            self.window = len(values)
             yield values.ravel(), label
 
 
@@ -300,17 +296,15 @@ def fits(taken: np.ndarray, paddle: Paddle) -> bool:
     return float((patch(taken, paddle.head) + paddle_masks(paddle.angle)[1]).max()) < FULL
 
 
-def cover(taken: np.ndarray, paddles: Iterator[Paddle]) -> None:
+def cover(taken: np.ndarray, paddles: Iterator[Paddle], margin: bool = True) -> None:
     for paddle in paddles:
         part = patch(taken, paddle.head)
-        np.maximum(part, paddle_masks(paddle.angle)[1], out=part)
+        np.maximum(part, paddle_masks(paddle.angle)[margin], out=part)
 
 
 def draw_paddles(window: int, paddles: Iterator[Paddle]) -> np.ndarray:
     light = np.zeros((window + 2 * FRAME,) * 2, np.float32)
-    for paddle in paddles:
-        part = patch(light, paddle.head)
-        np.maximum(part, paddle_masks(paddle.angle)[0], out=part)
+    cover(light, paddles, margin=False)
     return light[FRAME:-FRAME, FRAME:-FRAME]
 
 
@@ -322,9 +316,7 @@ def published_rows(folder: Path) -> list[tuple[Path, int]]:
     files = [path for path in folder.glob("metadata/*.npy") if path.stem.isdecimal()]
     rows = []
     for file in sorted(files, key=lambda path: int(path.stem)):
-        for number, fields in enumerate(metadata(file), 1):
-            if len(fields) < 4 or fields[3] not in ("0", "1"):
-                raise UserError(f"{file} row {number} must begin with folder, file, number and label 0 or 1")
+        for fields in metadata(file):
             rows.append((folder / fields[0] / fields[1], int(fields[3])))
     if len(rows) < 10:
         takes = f"--from takes {Pathfinder.accepts}"
@@ -343,10 +335,5 @@ def metadata(path: Path) -> list[list[str]]:
         return [line.split() for line in read_lines(path)]
 
 
-def read(row: tuple[Path, int]) -> tuple[tuple[Path, np.ndarray | None, int], str]:
-    """Returns ((path, grayscale values, label), ""), or ((path, None, label), error) if it is unreadable."""
-    path, label = row
-    try:
-        return (path, np.asarray(decode(read_file(path), "L")), label), ""
-    except (ValueError, OSError) as error:
-        return (path, None, label), f"{path}: {error}"
+def read(row: tuple[Path, int]) -> np.ndarray:
+    return np.asarray(decode(read_file(row[0]), "L"))

@@ -7,14 +7,15 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from data_prep.binarize import splits_in
-from data_prep.corpus import Corpus, number
+from data_prep.corpus import Corpus, compared, number
+from data_prep.cut import check_cut, cut, cut_option
 from data_prep.fetch import fetch
-from data_prep.labelled import print_rows, token_file
+from data_prep.labelled import dataset_builder
 from data_prep.parallel import progress
 from fairseq_lrpe.data.layout import PREPARATION, vocabulary_size
 from fairseq_lrpe.data.word_pieces import (
@@ -29,7 +30,6 @@ from fairseq_lrpe.data.word_pieces import (
     read_preparation,
     read_types,
 )
-from fairseq_lrpe.utils.cli import min_int
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, read_lines, write_lines
 
@@ -44,6 +44,23 @@ LAYOUT = "data > paragraphs > context and qas > question and answers > text and 
 SKIPPED = "questions are blank or have no answer and are skipped"
 LEFT_OUT = "questions have an answer that is not in its context and are skipped"
 MOVED = "answers were moved from answer_start to their nearest occurrence"
+OPTIONS = {
+    **cut_option(
+        "maximum numbers of questions of the splits, taken in this order from the single file given by "
+        "--from; all questions of a paragraph are in the same split",
+        *("TRAIN", "VALID"),
+    ),
+    "--bert": {
+        "metavar": "NAME_OR_FOLDER",
+        "help": "folder with BERT's vocab.txt and tokenizer_config.json, without which text is "
+        "lower-cased, or name of a model on the Hugging Face hub (default: bert-base-cased, or "
+        "hfl/chinese-roberta-wwm-ext for cmrc2018)",
+    },
+    "--pieces": number("learn a vocabulary of at most N word pieces from the training text"),
+    "--longest": number(
+        "maximum number of tokens of a source (default: %(default)s)", MIN_LENGTH, default=LONGEST
+    ),
+}
 
 
 class Question(NamedTuple):
@@ -63,35 +80,12 @@ class Questions(Corpus):
     """
 
     task = "question_generation --source-lang source --target-lang question"
-    metavar = "FILE_OR_FOLDER"
-    options: ClassVar = {
-        "--version": {
-            "metavar": "VERSION",
-            "help": "version of SQuAD: 2.0 (default), 1.1, or du for Du et al.'s split of 1.1; cmrc2018 has "
-            "only the version 2018",
-        },
-        "--cut": {
-            "nargs": 2,
-            "type": min_int(1),
-            "metavar": ("TRAIN", "VALID"),
-            "help": "maximum numbers of questions of the splits, taken in this order from the single file "
-            "given by --from; all questions of a paragraph are in the same split",
-        },
-        "--bert": {
-            "metavar": "NAME_OR_FOLDER",
-            "help": "folder with BERT's vocab.txt and tokenizer_config.json, without which text is "
-            "lower-cased, or name of a model on the Hugging Face hub (default: bert-base-cased, or "
-            "hfl/chinese-roberta-wwm-ext for cmrc2018)",
-        },
-        "--pieces": number("learn a vocabulary of at most N word pieces from the training text"),
-        "--longest": number(
-            "maximum number of tokens of a source (default: %(default)s)", MIN_LENGTH, default=LONGEST
-        ),
-    }
 
     def __init__(self, name: str):
         super().__init__(name)
         self.versions = self.facts["versions"]
+        text = "version of the questions; du is Du et al.'s split of SQuAD 1.1 (default: the first)"
+        self.options = {"--version": {"choices": [*self.versions], "help": text}, **OPTIONS}
 
     @property
     def accepts(self):
@@ -100,15 +94,9 @@ class Questions(Corpus):
         return f"a folder {files}, or with --cut one file in this format (default: download the files)"
 
     def check(self, args):
-        if args.version not in (None, *self.versions):
-            raise UserError(f"unknown --version {args.version}: choose from {', '.join(self.versions)}")
         if args.bert and args.pieces:
             raise UserError("--pieces learns a vocabulary: it cannot be combined with --bert")
-        is_file = bool(args.source and args.source.is_file())
-        if args.cut and not is_file:
-            raise UserError("--cut requires --from FILE, the file to split")
-        if is_file and not args.cut:
-            raise UserError(f"{args.source} is a single file: add --cut TRAIN VALID, or pass its folder")
+        check_cut(args)
         if not args.source and (page := self.version(args).get("page")):
             raise UserError(f"--from is missing: pass a folder with the files of {page}")
 
@@ -117,7 +105,7 @@ class Questions(Corpus):
 
     def rows(self, args: Namespace) -> dict[str, list[Question]]:
         if args.cut:
-            return split_paragraphs(args.source, args.cut)
+            return cut(args.source, [*paragraphs(args.source).values()], args.cut)
         found = {}
         for split, file in self.version(args)["files"].items():
             path = (args.source or args.out) / file["name"]
@@ -166,38 +154,32 @@ class Questions(Corpus):
     def report(self, args):
         counts = json.loads((args.out / "bin" / ROWS).read_text())
         rows = {split: count["rows"] for split, count in counts.items()}
-        print_rows(rows, {} if args.cut else self.version(args)["rows"])
+        print(f"rows: {compared(rows, None if args.cut else self.version(args)['rows'])}")
         text = "{}: truncated {contexts:,} contexts, {answers:,} answers and {questions:,} questions"
-        for split, cut in counts.items():
-            print(text.format(split, **cut))
+        for split, count in counts.items():
+            print(text.format(split, **count))
         super().report(args)
 
 
 def published(name: str) -> tuple[Path, bool]:
     """Returns the path of the vocab.txt of a folder or a model on the hub, and whether it is lower-cased."""
-    if Path(name).exists():
-        path, config = Path(name) / VOCABULARY, Path(name) / CONFIG
-    else:
-        path, config = from_hub(name, VOCABULARY), from_hub(name, CONFIG)
+    is_folder = Path(name).exists()
+    path, config = (Path(name) / file if is_folder else from_hub(name, file) for file in (VOCABULARY, CONFIG))
     read_types(path)
-    settings = json.loads(read_file(config)) if config and config.is_file() else {}
+    settings = json.loads(read_file(config)) if config.is_file() else {}
     return path, bool(settings.get("do_lower_case", True))
 
 
-def from_hub(name: str, file: str) -> Path | None:
-    """Returns the path of a downloaded file of a model on the hub, or None if the model has no ``CONFIG``."""
-    from huggingface_hub import errors, hf_hub_download
+def from_hub(name: str, file: str) -> Path:
+    from huggingface_hub import hf_hub_download
 
     print(f"Downloading {file} of {name}", flush=True)
     try:
         return Path(hf_hub_download(name, file))
     except Exception as error:  # any error of the network, hub or package
-        offline = isinstance(error, errors.LocalEntryNotFoundError)
-        if file == CONFIG and isinstance(error, errors.EntryNotFoundError) and not offline:
-            return None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    remedy = "try again later, or pass --bert FOLDER or --pieces N"
-    raise UserError(f"{file} of {name} could not be downloaded ({reason}): {remedy}")
+        remedy = "try again later, or pass --bert FOLDER or --pieces N"
+        raise UserError(f"{file} of {name} could not be downloaded ({reason}): {remedy}") from None
 
 
 def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> None:
@@ -238,7 +220,7 @@ def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: d
     counts = dict.fromkeys(("rows", "contexts", "answers", "questions"), 0)
     rows = zip(*(read_lines(text / f"{split}.{column}") for column in Question._fields), strict=True)
     prefixes = [folder / f"{split}.{'-'.join(SIDES)}.{side}" for side in SIDES]
-    files = [token_file(prefix, len(ids)) for prefix in prefixes]
+    files = [dataset_builder(prefix, len(ids)) for prefix in prefixes]
     for question, answer, context, begins in progress(list(rows), f"writing {split}", "rows"):
         source = pieces.source(answer, context, about["longest"], about["longest_answer"], int(begins))
         question_pieces = pieces.pieces(question)
@@ -254,27 +236,6 @@ def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: d
     return counts
 
 
-def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]:
-    """Divides the questions of a file into {split: questions}.
-
-    All questions of a paragraph are in the same split; ``wanted`` has the maximum number of questions of
-    train and of valid.
-    """
-    groups = list(paragraphs(path).values())
-    if sum(wanted) > (total := sum(map(len, groups))):
-        requested = f"{' + '.join(f'{count:,}' for count in wanted)}: reduce them"
-        raise UserError(f"{path} has only {total:,} answerable questions, but --cut requests {requested}")
-    found, taken = {"train": [], "valid": []}, 0
-    for (split, rows), most in zip(found.items(), wanted, strict=True):
-        while taken < len(groups) and len(rows) + len(groups[taken]) <= most:
-            rows += groups[taken]
-            taken += 1
-        if not rows:
-            number = f"paragraph {taken + 1} has {len(groups[taken])} questions"
-            raise UserError(f"{path}: {number}, but --cut allows only {most} for {split}: allow more")
-    return found
-
-
 def paragraphs(path: Path) -> dict[str, list[Question]]:
     """Returns {context: answerable questions}, and prints the numbers of skipped questions and moved answers.
 
@@ -285,9 +246,8 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
         UserError: If the file does not have SQuAD's format, or at least half of the answers are skipped.
     """
     found, counts = {}, Counter()
-    for context, entry in read_questions(path):
-        question, answers = entry["question"], entry["answers"]
-        if not answers or entry.get("is_impossible") or not question.strip():
+    for context, question, answers in read_questions(path):
+        if not answers or not question.strip():
             counts[SKIPPED] += 1
             continue
         text, start = answers[0]["text"], answers[0]["answer_start"]
@@ -309,15 +269,14 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
     return found
 
 
-def read_questions(path: Path) -> list[tuple[str, dict]]:
+def read_questions(path: Path) -> list[tuple[str, str, list]]:
+    """Returns (context, question, answers) of each question of a file; impossible ones have no answers."""
     try:
         found = json.loads(read_file(path))
         # A file may consist of the list of articles only.
         articles = found if isinstance(found, list) else found["data"]
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
         entries = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
-        for _, entry in entries:
-            _ = entry["question"], entry["answers"]
-        return entries
+        return [(x, y["question"], [] if y.get("is_impossible") else y["answers"]) for x, y in entries]
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} does not have SQuAD's format ({error!r}): expected {LAYOUT}") from None

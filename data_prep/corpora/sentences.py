@@ -4,7 +4,7 @@ from pathlib import Path
 
 from data_prep.binarize import SPLITS
 from data_prep.labelled_words import LabelledWords
-from data_prep.validation import check_text
+from data_prep.validation import check_parallel
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines
 
@@ -31,11 +31,7 @@ class Sentences(LabelledWords):
 
 def read_rows(paths: list[Path]) -> list[tuple[str, ...]]:
     """Returns rows of one line per file; raises UserError if numbers of lines differ or a label is empty."""
-    counts = [check_text(path) for path in paths]
-    for path, count in zip(paths, counts, strict=True):
-        if count != counts[0]:
-            wrong = f"has {counts[0]:,} lines, but {path} has {count:,}"
-            raise UserError(f"{paths[0]} {wrong}: the same line of both must belong to one text")
+    check_parallel(paths)
     found = [[line.strip() for line in read_lines(path)] for path in paths]
     if "" in found[-1]:
         raise UserError(f"{paths[-1]} line {found[-1].index('') + 1} is empty: each text needs a label")

@@ -15,6 +15,7 @@ from data_prep.text_corpus import (
     BytePairCorpus,
     SentencePieceCorpus,
     copy_texts,
+    nth_split,
     sentencepiece_option,
     write_dataset,
     write_splits,
@@ -58,7 +59,7 @@ class Wikipedia(SentencePieceCorpus):
     def write_text(self, args, folder):
         if args.source:
             return super().write_text(args, folder)
-        write_dataset(self.facts, folder, split_of_article, paragraphs)
+        write_dataset(self.facts, folder, lambda i, articles: nth_split(i, EVERY), paragraphs)
 
 
 def python_docs() -> dict[str, list[str]]:
@@ -74,10 +75,6 @@ def python_docs() -> dict[str, list[str]]:
             lines[split].append(paragraph)
             done += len(paragraph)
     return lines
-
-
-def split_of_article(i: int, articles: int) -> str:
-    return {0: "valid", 1: "test"}.get(i % EVERY, "train")
 
 
 def paragraphs(article: str) -> str:

@@ -11,10 +11,10 @@ from itertools import product
 from pathlib import Path
 
 from data_prep.binarize import SPLITS, concatenate, preprocess
-from data_prep.corpus import Corpus, number
+from data_prep.corpus import Corpus, compared, number
 from data_prep.fetch import fetch, unpacked
 from data_prep.parallel import map_lines, progress
-from data_prep.validation import check_text
+from data_prep.validation import check_parallel
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.utils.errors import UserError
@@ -80,7 +80,7 @@ class Translation(Corpus):
         if self.holds_out(args):
             del splits["valid"]
         for paths in (paths for files in splits.values() for paths in files):
-            check_sides(paths)
+            check_parallel(paths.values())
         for (split, files), language in product(splits.items(), LANGUAGES):
             concatenate([paths[language] for paths in files], folder / f"{split}.{language}")
         if self.holds_out(args):
@@ -122,11 +122,7 @@ class Translation(Corpus):
 
     def vocabulary(self, data):
         sizes = {language: vocabulary_size(data / f"dict.{language}.txt") for language in LANGUAGES}
-        words = ", ".join(f"{language} {size:,} types" for language, size in sizes.items())
-        if expected := self.facts.get("vocabulary"):
-            papers = ", ".join(f"{language} {size:,}" for language, size in expected.items())
-            words += ", as in the papers" if sizes == expected else f"; the papers have {papers}"
-        return words
+        return compared(sizes, self.facts.get("vocabulary"))
 
     def report(self, args):
         pairs = json.loads((args.out / "bin" / "pairs.json").read_text())
@@ -153,15 +149,6 @@ def plain(path: Path) -> Path:
     text = path.with_suffix("")
     write_lines(text, map(str.strip, sentences))
     return text
-
-
-def check_sides(paths: dict[str, Path]) -> None:
-    """Raises UserError if a file of {language: path} has no text, or if their numbers of lines differ."""
-    counts = {path: check_text(path) for path in paths.values()}
-    if len(set(counts.values())) > 1:
-        (one, first), (other, second) = counts.items()
-        wrong = f"has {first:,} lines, but {other} has {second:,}"
-        raise UserError(f"{one} {wrong}: the same line of both must be a pair")
 
 
 def hold_out(folder: Path, language: str) -> None:

@@ -5,15 +5,12 @@ import re
 from data_prep.binarize import SPLITS, split_files
 from data_prep.fetch import fetch
 from data_prep.text_corpus import BytePairCorpus, CharacterCorpus, TextCorpus, copy_texts
-from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, write_lines
 
 
 class WikiText103(TextCorpus):
     """WikiText-103 (Merity et al. 2016) at word level, with rare words as <unk>."""
-
-    metavar = "FILE_OR_FOLDER"
 
     @property
     def accepts(self):
@@ -29,11 +26,6 @@ class WikiText103(TextCorpus):
 
     def write_text(self, args, folder):
         copy_texts(self.files(args), folder)
-
-    def vocabulary(self, data):
-        size, expected = vocabulary_size(data / "dict.txt"), self.facts["vocabulary"]
-        same = ", as in the papers" if size == expected else f"; the papers have {expected:,}"
-        return f"{size:,} types{same}"
 
 
 class RawBytePairs(BytePairCorpus, WikiText103):
@@ -64,9 +56,6 @@ class Mini(WikiText103):
 
     def flags(self, args):
         return ["--thresholdsrc", 5]
-
-    def vocabulary(self, data):
-        return super(WikiText103, self).vocabulary(data)
 
 
 class MiniCharacters(CharacterCorpus, Mini):

@@ -21,27 +21,27 @@ TEXTS = {
 CALLS = [
     *((f"text --from {{{content}}}", message) for content, (_, message) in TEXTS.items()),
     ("glue RTE --from {nowhere}", "{nowhere} is missing: --from takes a folder"),
-    ("text --from {file}", "{file} is not a folder: --from takes a folder"),
+    ("text --from {file}", "{file}/train.txt is missing"),
+    ("lra_retrieval --from {file}", "{file}/new_aan_pairs.train.tsv cannot be read or written (Not a dir"),
     ("text --from {empty}", "{empty}/train.txt is missing"),
     ("text --from {text} --sentencepiece 1", "SentencePiece cannot learn 1 pieces ("),
     ("wikitext103 --from {archive}", "{archive} is not the published wikitext-103-v1.zip: it has"),
     ("wikitext_mini --from {untitled}", "has no article title (a line ` = Title = ` between"),
     ("wikibook --from {lone_dictionary} --bpe-types 300", "--bpe-types requires a folder with text"),
-    ("books --from {text} --bpe {empty}", "{empty}/encoder.json is missing"),
+    ("books --from {text} --bpe {empty}", "{empty}/encoder.json cannot be read or written (No such file"),
     ("glue Rte --from {glue}", "Rte"),
     ("glue_words STS-B --from {glue}", "STS-B has scores instead of classes"),
     ("glue_words RTE --from {text}", "{text}/RTE/train.tsv is missing"),
     ("glue_words RTE --from {glue} --vectors {file}", "{file} line 1 has 'text' instead"),
     ("lra_text --from {text}", "has fewer than two files train/neg/*.txt"),
-    ("lra_image --from {pictures} --size 33", "--size 33 exceeds the 32 pixels"),
     ("sentences", "--from is missing: pass a folder"),
     ("sentences --from {one}", "the training set has only the label 'a'"),
     ("sentences --from {few}", "no word occurs 4 times in the training set"),
     ("snli --from {empty} --cut 1 1 1", "--cut requires --from FILE"),
-    ("snli --from {lines}", "{lines} is a single file: add --cut TRAIN VALID TEST"),
-    ("squad --from {questions}/dev-v2.0.json", "is a single file: add --cut TRAIN VALID, or pass"),
+    ("snli --from {lines}", "{lines} is a single file: add --cut"),
+    ("squad --from {questions}/dev-v2.0.json", "is a single file: add --cut"),
     ("squad --from {questions} --cut 1 1", "--cut requires --from FILE"),
-    ("squad --version 3.0", "unknown --version 3.0: choose from 2.0, 1.1, du"),
+    ("squad --version 3.0", "--version: invalid choice: '3.0' (choose from '2.0', '1.1', 'du')"),
     ("squad --version du", "--from is missing: pass a folder"),
     ("squad --bert x --pieces 60", "--pieces learns a vocabulary"),
     ("squad --from {questions} --bert {empty}", "{empty}/vocab.txt is missing"),
@@ -52,7 +52,7 @@ CALLS = [
     ("pathfinder --window 8 --contour-length 40", "--contour-length 40 is too large"),
     ("multi30k --from {pairs_uneven}", "train.en has 36 lines, but {pairs_uneven}/train.de has 35"),
     ("wmt14_en_de --from {pairs_uneven} --valid newstest2013", "--valid is for the published archives"),
-    ("text --from {text} --out a,b", "--out a,b has a comma"),
+    ("text --from {text} --out {file}/below", "{file}/below is not a writable folder ("),
     ("../text", "unknown corpus '../text' (did you mean 'text'?)"),
 ]
 
@@ -75,7 +75,6 @@ def places(tmp_path_factory):
     files("questions", {f"{name}.json": squad for name in ("train-v2.0", "dev-v2.0")})
     files("one", {f"{split}.{end}": b"a\n" * 4 for split in SPLITS for end in ("input0.txt", "label")})
     files("few", {f"{split}.{end}": b"a\nb\n" for split in SPLITS for end in ("input0.txt", "label")})
-    files("pictures", {"train/cat/0.png": b"none"})
     files("untitled", {f"wiki.{split}.tokens": b"a text\n" * 9 for split in SPLITS})
     files("lone_dictionary", {"dict.txt": b"a 1\n"})
     pairs = {f"{split}.{language}": b"a sentence\n" * 36 for split in SPLITS for language in ("en", "de")}
@@ -111,11 +110,6 @@ def test_invalid_calls_are_errors_of_one_line(words, message, places, tiny_bpe, 
     if name in ("glue", "books", "wikibook", "wikitext103_bpe", "wikitext_mini_bpe") and "--bpe" not in words:
         out += ["--bpe", str(tiny_bpe)]
     check_error([name, *out, *words], places, message, tmp_path)
-
-
-def test_output_folders_that_are_not_writable_are_errors(places):
-    words = ["text", "--from", "{text}", "--out", "{file}/below"]
-    check_error(words, places, "is not a writable folder (", places["file"].parent)
 
 
 @pytest.mark.parametrize("product", ["bin", "text"])

@@ -8,8 +8,7 @@ import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
 from PIL import Image
 
-from data_prep.corpora.image_folders import ClassFolders, ImageFile
-from data_prep.labelled import write_metadata
+from data_prep.labelled import write_dictionary, write_split
 
 
 def encode_image(values, kind="JPEG"):
@@ -27,20 +26,19 @@ def colored_image(label, index, kind="JPEG"):
 
 
 def write_image_dataset(folder, count=24, classes=3, splits=("train", "valid", "test")):
+    """Writes a data set to ``folder``, and its image files to FOLDER.images."""
     source = folder.with_name(f"{folder.name}.images")
     folder.mkdir(parents=True)
     source.mkdir()
-    labels, rows = [f"class{i}" for i in range(classes)], {}
+    rows = {}
     for number, split in enumerate(splits):
         images = []
-        for index in range(count):
-            label = index % classes
-            image = ImageFile(labels[label], f"{index:04}.jpg", source / f"{split}{index}.jpg")
-            image.path.write_bytes(colored_image(label, 1000 * number + index))
-            images.append(image)
-        args = Namespace(workers=1, shorter_side=None)
-        rows[split] = ClassFolders("cifar10").write_images(folder, split, images, labels, args)
-    write_metadata(folder, labels, rows, images=True)
+        for i in range(count):
+            content = colored_image(i % classes, 1000 * number + i)
+            (source / f"{split}{i}.jpg").write_bytes(content)
+            images.append((np.frombuffer(content, np.uint8), i % classes))
+        rows[split] = write_split(folder, split, images, types=0)
+    write_dictionary(folder, (), [f"class{i}" for i in range(classes)], rows, images=True)
     return folder
 
 

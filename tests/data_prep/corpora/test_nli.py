@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from small_corpora import SPLITS, classified, prepare, write_files, write_zip
+from small_corpora import SPLITS, classified, error_of, prepare, write_files, write_zip
 
 from data_prep.corpora import nli
 
@@ -62,8 +62,8 @@ def test_broken_lines_are_left_out_and_counted(line, message, tmp_path, capsys):
     path = write_files(tmp_path, {"bad.jsonl": content}) / "bad.jsonl"
     assert [label for *_, label in nli.pairs(path)] == [LABELS[i % 3] for i in (*range(4), *range(20))]
     assert f"{path}: left out 1 of 25 rows: line 5 {message}" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"has only 24 pairs with a label, but --cut requests 24 \+ 1 \+ 1"):
-        nli.cut(path, [24, 1, 1])
+    message = error_of("snli", "--from", path, "--out", tmp_path / "out", "--cut", 24, 1, 1)
+    assert f"{path} has only 24 rows, but --cut requests 24 + 1 + 1" in message
 
 
 def test_the_real_development_set_is_complete(published):

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy import ndimage
-from small_corpora import classified, error_of, prepare
+from small_corpora import SPLITS, classified, prepare
 
 from data_prep.corpora import pathfinder
 
 SMALL = ["--window", 16, "--contour-length", 4, "--rows", 24, 8, 8]
-SPLITS = ("train", "valid", "test")
 DISC = pathfinder.downsample(pathfinder.disc(14, (3, 3), pathfinder.RADIUS), 7)
 
 
@@ -167,14 +166,3 @@ def test_published_images(archive, tmp_path, capsys):
     found = [values_in(data, split) for split in SPLITS]
     assert [len(part) for part in found] == [15, 2, 2] and [*chain(*found)] == rows[1:]
     assert json.loads((data / "about.json").read_text())["shape"] == [8, 8]
-
-
-def test_invalid_published_images_are_errors(archive, tmp_path):
-    folder, _ = archive
-    words = ["--from", folder, "--out", tmp_path / "out", "--workers", 1]
-    Image.new("L", (9, 9)).save(folder / "imgs/10/sample_5.png")
-    sentence = error_of("pathfinder", *words)
-    assert f"{folder}/imgs/10/sample_5.png has (9, 9) pixels, but the first image has 8 per side" in sentence
-    (folder / "metadata/9.npy").write_text("imgs/9 sample_0.png 0 2\n")
-    assert f"{folder}/metadata/9.npy row 1 must begin with folder, file" in error_of("pathfinder", *words)
-    assert not (tmp_path / "out").exists()

@@ -6,7 +6,6 @@ import subprocess
 
 import pytest
 from fairseq.data import Dictionary, data_utils
-from huggingface_hub.errors import EntryNotFoundError
 from small_corpora import error_of, prepare, write_files
 from support.tiny import BIN
 
@@ -199,17 +198,12 @@ def test_the_published_files_are_downloaded_or_from_a_folder(folder, publish, tm
 
 def test_vocabulary_from_the_hub(file, tmp_path, monkeypatch):
     models = {"bert-base-cased": bert(tmp_path / "bert", b'{"do_lower_case": false}')}
-    models["some/uncased"] = bert(tmp_path / "uncased")
-
-    def download(name, file):
-        if not (models[name] / file).exists():
-            raise EntryNotFoundError("404")
-        return str(models[name] / file)
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    assert [questions.published(name)[1] for name in models] == [False, True]
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file: str(models[name] / file))
     prepare("squad", cut_flags(file, tmp_path / "out", pieces=()))
-    assert word_pieces.read_preparation(tmp_path / "out" / "bin")["pieces_of"] == "bert-base-cased"
+    about = word_pieces.read_preparation(tmp_path / "out" / "bin")
+    assert about["pieces_of"] == "bert-base-cased" and not about["lowercase"]
+    error = error_of("squad", *cut_flags(file, tmp_path / "other", pieces=("--bert", "some/model")))
+    assert "vocab.txt of some/model could not be downloaded ('some/model')" in error
 
 
 @pytest.mark.parametrize(
@@ -221,8 +215,12 @@ def test_vocabulary_from_the_hub(file, tmp_path, monkeypatch):
             (2, 1),
             "(KeyError('answers'))",
         ),
-        (squad([paragraph(i) for i in range(4)]), (10, 7), "has only 12 answerable questions"),
-        (squad([paragraph(0)] * 2), (2, 1), "paragraph 1 has 6 questions"),
+        (squad([paragraph(i) for i in range(4)]), (10, 7), "has only 12 rows"),
+        (
+            squad([paragraph(0)] * 2),
+            (2, 1),
+            "2 rows for train, but the next 6 belong together",
+        ),
     ],
 )
 def test_invalid_files_and_cuts_are_errors(content, cut, message, tmp_path):

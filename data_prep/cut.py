@@ -1,0 +1,46 @@
+"""The option --cut, which splits a single file into training, validation and test data."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import TypeVar
+
+from data_prep.binarize import SPLITS
+from fairseq_lrpe.utils.cli import min_int
+from fairseq_lrpe.utils.errors import UserError
+
+Row = TypeVar("Row")
+
+
+def cut_option(text: str, *splits: str) -> dict[str, dict]:
+    return {"--cut": {"nargs": len(splits), "type": min_int(1), "metavar": splits, "help": text}}
+
+
+def check_cut(args: Namespace) -> None:
+    """Raises UserError if --cut is given without a single file, or a single file without --cut."""
+    if args.cut and not (args.source and args.source.is_file()):
+        raise UserError("--cut requires --from FILE, the file to split")
+    if not args.cut and args.source and args.source.suffix in (".json", ".jsonl"):
+        raise UserError(f"{args.source} is a single file: add --cut (see --help)")
+
+
+def cut(path: Path, groups: list[list[Row]], counts: list[int]) -> dict[str, list[Row]]:
+    """Divides the rows of a file into {split: rows}; the rows of a group are in the same split.
+
+    Args:
+        path: The file, for messages.
+        groups: Rows of the file in their order.
+        counts: Maximum number of rows of train, valid and test.
+    """
+    if sum(counts) > (total := sum(map(len, groups))):
+        wanted = f"{' + '.join(f'{count:,}' for count in counts)}: reduce them"
+        raise UserError(f"{path} has only {total:,} rows, but --cut requests {wanted}")
+    found, taken = {}, 0
+    for split, most in zip(SPLITS, counts, strict=False):
+        rows = found[split] = []
+        while taken < len(groups) and len(rows) + len(groups[taken]) <= most:
+            rows += groups[taken]
+            taken += 1
+        if not rows:
+            wanted = f"{most} rows for {split}, but the next {len(groups[taken])} belong together"
+            raise UserError(f"{path}: --cut requests {wanted}: allow more")
+    return found
