@@ -52,8 +52,9 @@ def format_number(mean: float, std: float | None, digits: int) -> str:
     return f"{mean:,.{digits}f} ± {std:,.{digits}f}" if has_std else f"{mean:,.{digits}f}"
 
 
-def format_difference(of: object, digits: int) -> str:
+def format_difference(of: object) -> str:
     """Returns the result of ``aggregate.difference`` as text: "-1.75 [-11.28, +7.78] (2)"."""
+    digits = of.decimals
     interval = f"[{of.low:+.{digits}f}, {of.high:+.{digits}f}] ({of.common_seeds})"
     return f"{of.difference:+.{digits}f} {interval if of.common_seeds > 1 else '(1 seed: no interval)'}"
 

@@ -205,11 +205,6 @@ def test_fine_tuning_needs_the_pretraining():
     assert experiment.needs(trials[0]) == [pretraining]
 
 
-def test_former_names_of_experiments():
-    assert Experiment.load("mt/multi30k").name == "transformer/multi30k"
-    assert Experiment.load("roper/search_mini").name == "synthetic_lm/search_mini"
-
-
 def test_folder_is_found_under_every_alias_of_the_method(tmp_path):
     run = Run("transformer/multi30k", "linear", canonical("iclr_type4"), 1)
     own, other = (

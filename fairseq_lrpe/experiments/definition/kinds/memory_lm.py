@@ -80,11 +80,9 @@ def check_method(run: Run, evaluations: dict[str, dict]) -> None:
     for name, evaluation in evaluations.items():
         key = f"evaluations.{name}"
         if evaluation.get("clamp") and not encoding.uses_distance_table:
-            wrong = f"needs a table of distances, which {run.method} does not have"
-            raise UserError(f"{key}.clamp {wrong}: set {key}.clamp=0")
+            raise UserError(f"{key}.clamp needs a table of distances: set {key}.clamp=0")
         if evaluation.get("same_length") and run.attention == "linear":
-            wrong = "is impossible in linear attention, which sums all keys"
-            raise UserError(f"{key}.same_length {wrong}: set {key}.same_length=false")
+            raise UserError(f"{key}.same_length needs softmax attention: set {key}.same_length=false")
 
 
 KIND = MemoryLM()
