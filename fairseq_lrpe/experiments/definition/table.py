@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, field_validator, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment, applicable_overrides, read_yaml
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.schema import Model, validate
-from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method, check_method_name
+from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
 from fairseq_lrpe.utils.suggest import choices
@@ -69,13 +69,6 @@ class Row(Model):
     changes: dict[str, Any] = {}
     columns: list[str] | None = None  # the columns of the row (default: all)
     values: dict[str, Number | None] = {}  # published numbers; null is a dash, which is not measured
-
-    @field_validator("method")
-    @classmethod
-    def check_method(cls, method: str | None) -> str | None:
-        if method is not None:
-            check_method_name(method)
-        return method
 
     def published(self, column: str) -> tuple[float, float | None] | None:
         number = self.values.get(column)

@@ -45,12 +45,10 @@ class Line:
 
     @property
     def curve(self) -> Curve | None:
-        """The curve of the experiment's kind, whose values the line shows."""
         return self.records[0].kind.curve
 
     @property
     def last(self) -> float:
-        """The last value of the line."""
         return float(self.points["mean"].iloc[-1])
 
     @cached_property
@@ -69,12 +67,10 @@ class Line:
 
 
 def plot_table(table: Table, records: Mapping[Run, RunRecord], path: Path) -> None:
-    """Plots the validation curves of a table's runs and prints the path of the plot."""
     plot_curves(table_name(table), table_lines(table, records), path)
 
 
 def table_name(table: Table) -> str:
-    """Returns a table's name with its scale and overrides."""
     return " ".join([table.name, *[f"--scale {table.scale}"] * (table.scale != "full"), *table.overrides])
 
 

@@ -37,8 +37,6 @@ class Section(NamedTuple):
 class Bold(str):
     """The text of a cell that is printed in bold."""
 
-    __slots__ = ()
-
 
 def heading(name: str) -> str:
     return name.replace("_", " ")
@@ -66,8 +64,6 @@ def _escaped(cells, replacements, bold):
 
 
 def markdown(sections: Iterable[str | Section]) -> Iterator[str]:
-    """Yields the lines of sections as Markdown."""
-
     def line(cells):
         return f"| {' | '.join(_escaped(cells, MARKDOWN, '**%s**'))} |"
 

@@ -178,7 +178,6 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
 
 
 def show_experiment(records: list[RunRecord], format: str | None = None) -> None:
-    """Prints the measurements of an experiment's runs in one of the formats of ``show_table``."""
     if format == "csv":
         renderers.show_csv(summarize_runs(records)[aggregate.RUNS_CSV], "measured_seeds")
     else:
