@@ -109,11 +109,7 @@ def load_model(
 
 
 def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
-    """Returns the evaluated checkpoint of a run's folder, or a checkpoint file, and its task's settings.
-
-    Raises:
-        ValueError: if there is no readable checkpoint, or its task is not one of ``tasks``.
-    """
+    """Returns the evaluated checkpoint of a run's folder, or a checkpoint file, and its task's settings."""
     checkpoint = path
     if path.is_dir():
         run = read_json(path / "run.json")

@@ -61,7 +61,6 @@ CONFIG = {
 
 def curve_figure(lines: list[Line]) -> go.Figure | None:
     """Returns a plot of the curves, one line per run; None without curves."""
-    lines = [line for line in lines if any(record.curve for record in line.records)]
     styles, drawn = line_styles(lines), []
     for line in lines:
         seeds = [replace(line, records=[record]) for record in line.records]

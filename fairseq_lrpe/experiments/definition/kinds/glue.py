@@ -28,11 +28,10 @@ class GlueEvaluation(Evaluation):
     split: Literal["train", "valid", "valid1"]  # the labels of GLUE's test sets are secret
 
 
-class GlueSettings(Settings):
+class GlueSettings(Settings[GlueEvaluation]):
     task: str | None = None  # usually a key of ``grid``
     epochs: PositiveInt
     warmup: float  # fraction of the updates
-    evaluations: dict[str, GlueEvaluation | None] = {}
 
 
 class Glue(Kind):
