@@ -25,10 +25,6 @@ NON_IDENTIFYING = ("source", "data", "seeds", "starts_from", "grid", "choose", "
 NON_IDENTIFYING += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
 NON_IDENTIFYING += ("train.linear_backend",)  # all backends compute the same function
 """Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
-FORMER_FOLDERS = {  # {folder of configs in version 1.0: folder}
-    **{"mt": "transformer", "questions": "question_generator", "classification": "classifier"},
-    **{"imagenet": "vit", "roper": "synthetic_lm"},
-}
 EXTENSIBLE = ("evaluations", "grid", "choose")  # sections of a YAML file to which overrides can add keys
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
 SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
@@ -103,9 +99,6 @@ class Experiment:
 
     @classmethod
     def load(cls, name: str, overrides: Iterable[str] = (), shared: Iterable[str] = ()) -> "Experiment":
-        folder, _, rest = name.partition("/")
-        if name not in experiments() and folder in FORMER_FOLDERS:
-            name = f"{FORMER_FOLDERS[folder]}/{rest}"
         if name not in experiments():
             raise UserError(f"unknown experiment {name!r}{choices(name, experiments(), LISTING)}")
         contents, base = {}, name
@@ -128,11 +121,12 @@ class Experiment:
         experiment = cls(name, cfg, KINDS[kind], files, list(shared))
         for text in overrides:
             experiment._override(text)
-        experiment._check(experiment.changes)
+        experiment.check({})
         return experiment
 
-    def _check(self, changes):
-        cfg = self._changed(changes)
+    def check(self, changes: Mapping) -> None:
+        """Raises UserError if the settings are invalid with ``changes`` {key: value}."""
+        cfg = self._changed({**self.changes, **changes})
         validate(self.kind.settings, resolved(cfg))
         for key in (*cfg.choose, *cfg.grid):
             self._locate(key, cfg)
@@ -141,9 +135,7 @@ class Experiment:
     def _locate(self, key, cfg=None):
         """Returns (section, name) of a key; new keys are allowed in ``train`` and EXTENSIBLE only."""
         if key == "kind":
-            raise UserError(
-                f"{self.name} is of kind {self.cfg.kind}: use another experiment to change the kind"
-            )
+            raise UserError(f"{self.name} is of kind {self.cfg.kind}: use another experiment")
         section, name, path = self.cfg if cfg is None else cfg, key, []
         while name not in list(section):
             head, _, rest = name.partition(".")
@@ -184,7 +176,7 @@ class Experiment:
         cfg = copy.deepcopy(self.cfg)
         for key in changes:
             section, name = self._locate(key, cfg)
-            section[name] = as_value(changes[key])
+            section[name] = as_value(as_text(changes[key]))
             if section is cfg.train:
                 for flags in cfg.by_method.values():  # the method's value would override the change
                     flags.pop(name, None)
@@ -207,10 +199,6 @@ class Experiment:
         cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
         runs = (Run(self.name, attention, method, seed) for seed in seeds)
         return [run.changed({**changes, **cell}) for run in runs for cell in cells]
-
-    def check_changes(self, changes: Mapping) -> None:
-        if changes:
-            self._check({**self.changes, **{key: as_text(value) for key, value in changes.items()}})
 
     def trials(self, run: Run) -> list[Run]:
         """Returns one trial for each combination of the values in ``choose``.

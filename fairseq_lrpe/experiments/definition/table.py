@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, field_validator, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment, applicable_overrides, read_yaml
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.schema import Model, validate
-from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method, check_method_name
+from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
 from fairseq_lrpe.utils.suggest import choices
@@ -26,12 +26,17 @@ SCALE_HELP = "configuration: the paper's (full, default), for one GPU (small) or
 Attention = Literal[ATTENTIONS]
 
 
-class Column(Model):
-    experiment: str | None = None  # the default is the table's, as for small, mini and metric
+class ColumnDefaults(Model):
+    """Settings of a column; those of the table are the defaults of all its columns."""
+
+    experiment: str | None = None
     small: str | None = None  # the experiment at --scale small
     mini: str | None = None  # the experiment at --scale mini
-    evaluation: str | None = None  # "training" has the training speed
     metric: str | None = None  # the default is the first metric of the experiment's kind
+
+
+class Column(ColumnDefaults):
+    evaluation: str | None = None  # "training" has the training speed
     changes: dict[str, Any] = {}  # changed settings of the column's runs, such as the task
     attention: Attention | None = None  # restricts the column to rows of this attention
     average: list[str] = []  # columns of which this one is the average
@@ -65,13 +70,6 @@ class Row(Model):
     columns: list[str] | None = None  # the columns of the row (default: all)
     values: dict[str, Number | None] = {}  # published numbers; null is a dash, which is not measured
 
-    @field_validator("method")
-    @classmethod
-    def check_method(cls, method: str | None) -> str | None:
-        if method is not None:
-            check_method_name(method)
-        return method
-
     def published(self, column: str) -> tuple[float, float | None] | None:
         number = self.values.get(column)
         return number and (number.mean, number.std)
@@ -81,19 +79,14 @@ class Row(Model):
 
     def has_runs(self, name: str, column: Column) -> bool:
         is_dash = self.values.get(name, 0) is None
-        is_run = self.method and self.attention and not column.parts and not is_dash
-        return bool(is_run) and self.shows(name, column)
+        return bool(self.method and self.attention and not column.parts and not is_dash)
 
 
-class TableSettings(Model):
+class TableSettings(ColumnDefaults):
     title: str
     paper: str | None = None  # a file in configs/paper
     table: str | None = None  # a table in that file, whose rows come first
     baseline: str | None = None  # the method that others of the same attention are compared with
-    experiment: str | None = None  # like small, mini and metric, the default of all columns
-    small: str | None = None
-    mini: str | None = None
-    metric: str | None = None
     columns: Annotated[dict[str, Column], Field(min_length=1)]
     rows: list[Row] = []
     rows_of: str | None = None  # another table, whose rows come before ``rows``, with all columns
@@ -106,7 +99,7 @@ class TableSettings(Model):
     def complete(self) -> "TableSettings":
         measured = [name for name, column in self.columns.items() if not column.parts]
         for name, column in self.columns.items():
-            for key in {*EXPERIMENTS.values(), "metric"} - column.model_fields_set:
+            for key in ColumnDefaults.model_fields.keys() - column.model_fields_set:
                 setattr(column, key, getattr(self, key))
             for part in column.parts:
                 if part not in measured:
@@ -171,10 +164,6 @@ def read_model(path: Path, model: type[Model]) -> Model:
         raise UserError(f"{display_path(path)}: {error}") from None
 
 
-def read_paper(path: Path) -> Paper:
-    return read_model(path, Paper)
-
-
 class TableSpec:
     """The YAML file of a table and its published table."""
 
@@ -211,7 +200,7 @@ class TableSpec:
     def _read_published(self):
         if self.settings.paper is None:
             return None, PaperTable()
-        paper = read_paper(experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml")
+        paper = read_model(experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml", Paper)
         if self.settings.table is not None:
             self._check("table", "table", self.settings.table, paper.tables)
         return paper.source, paper.tables.get(self.settings.table, PaperTable())
@@ -220,8 +209,6 @@ class TableSpec:
         if (other := self.settings.rows_of) is None:
             return []
         self._check("rows_of", "table", other, [name for name in tables() if name != self.name])
-        if read_model(self.path.with_name(f"{other}.yaml"), TableSettings).rows_of:
-            raise self._error("rows_of", f"{other} has the rows of another table: name that table")
         return [row.model_copy(update={"columns": None, "values": {}}) for row in TableSpec(other).rows]
 
     @property
@@ -262,7 +249,7 @@ class Table(TableSpec):
             known = ["tokens_per_second"] if column.evaluation == "training" else experiment.kind.metrics
             self._check(f"{key}.metric", "metric", column.metric, known)
         with self._context(f"{key}.changes"):
-            experiment.check_changes(column.changes)
+            experiment.check(column.changes)
 
     def _make_cells(self):
         published, found = self.published.columns, {}
@@ -295,7 +282,8 @@ class Table(TableSpec):
         experiment = self.experiments[column.experiment_at(self.scale)]
         kind, grid, changes = experiment.kind, experiment.cfg.grid, {**column.changes, **row.changes}
         check_method(row.method, row.attention)
-        experiment.check_changes(row.changes)
+        if row.changes:
+            experiment.check(row.changes)
         if any(key in grid and value not in grid[key] for key, value in changes.items()):
             return
         seeds = getattr(self.settings, SEEDS[self.scale]) if self.scale in SEEDS else None

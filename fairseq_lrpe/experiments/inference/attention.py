@@ -19,9 +19,6 @@ def trained_weights(run: Path) -> Tensor:
 
     The mean is over the first blocks of the test split, whose length L is that of training, and over all
     heads and layers (see :func:`relative_weights`).
-
-    Raises:
-        UserError: if the run has no checkpoint of a language model, or its data does not exist.
     """
     checkpoint, _ = find(run, ["language_modeling"])
     trained, weights = load_model(checkpoint, cpu=True), []
@@ -38,7 +35,6 @@ def trained_weights(run: Path) -> Tensor:
 
 
 def _recording(module, weights):
-    """Returns a module's method ``attend`` that also appends the weights to a list."""
     attend = module.attend
 
     def record_and_attend(q, k, v, context, *args):

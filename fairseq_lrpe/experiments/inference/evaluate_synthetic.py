@@ -1,17 +1,15 @@
 """Evaluate a language model on the synthetic problem of its training.
 
 Each evaluation, NAME:SIZE=N,.., has its own sizes of the problem, or NAME: for those of the training. Its
-results are written to the JSON file OUT/problems-NAME.json.
+results are written to the JSON file OUT/problems-NAME.json, as {"measured": {METRIC: VALUE, ..}}:
 
-The file of addition and index has {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question",
-"right", "given"}]}: the number of correct results and of problems, the percentage of correct answer
-characters with teacher forcing, and the generated answers. Search has no questions: its file has
-{"measured": {"floor"}}, the lowest possible loss in nats per character.
+  addition, index: "correct" results of "problems", "accuracy" (percentage of correct answer characters
+    with teacher forcing); the file also has the generated "answers"
+  search: "floor", the lowest possible loss in nats per character
+  others: "nats" per answer token, "accuracy", "exact" (percentage of sequences without errors, both with
+    teacher forcing); for needle, "quarter_1" to "quarter_4" are "exact" for needles in a quarter of the text
 
-The file of the other problems has {"measured": {"nats", "accuracy", "exact"}}: the loss per answer token in
-nats, and the percentages of correct answer tokens and of sequences without errors, with teacher forcing. For
-needle, "quarter_1" to "quarter_4" are "exact" for needles in each quarter of the text. Example:
-
+example:
   lrpe evaluate-synthetic checkpoint_last.pt . pairs_8:num_items=8,min_items=8 longer:tokens_per_sample=512
 """
 
@@ -108,7 +106,6 @@ def answer_metrics(model, task) -> dict[str, float]:
 
 
 def evaluate(model, task) -> dict:
-    """Returns the content of the file that this program writes."""
     torch.manual_seed(1)  # some encodings, such as SPE, draw random numbers
     problem, length = task.problem, task.cfg.tokens_per_sample
     if isinstance(problem, AnswerProblem):
@@ -138,8 +135,6 @@ def evaluation(text: str) -> tuple[str, dict[str, int]]:
     """Converts an argument NAME:SIZE=N,.. to (NAME, {SIZE: N})."""
     name, _, sizes = text.partition(":")
     pairs = [pair.split("=") for pair in sizes.split(",") if pair]
-    if not name:
-        raise ArgumentTypeError(f"{text!r} has no name: expected NAME:SIZE=N,..")
     if wrong := [pair[0] for pair in pairs if pair[0] not in SIZES]:
         raise ArgumentTypeError(f"unknown size {wrong[0]!r}{choices(wrong[0], SIZES)}")
     return name, {size: int(number) for size, number in pairs}

@@ -23,9 +23,6 @@ class Generator(TrainedModel):
         """Returns the best hypothesis for each line, both as symbols separated by spaces.
 
         The hypothesis for a blank line is blank. ``flags`` are further flags of fairseq-generate.
-
-        Raises:
-            ValueError: if a line is too long for the model.
         """
         task, model, found = self.task, self.model, [""] * len(lines)
         numbers = [i for i, line in enumerate(lines) if line]
@@ -67,11 +64,7 @@ class QuestionGenerator(Generator):
     """Trained model of the task ``question_generation``."""
 
     def source(self, context: str, answer: str) -> word_pieces.Source:
-        """Returns the tokens of a text and an answer; a long text is truncated around the answer.
-
-        Raises:
-            ValueError: if the text does not contain the answer.
-        """
+        """Returns the tokens of a text and an answer; a long text is truncated around the answer."""
         facts = word_pieces.read_preparation(self.data)
         limits = facts["longest"], facts["longest_answer"]
         return self.task.pieces.source(answer.strip(), context, *limits)

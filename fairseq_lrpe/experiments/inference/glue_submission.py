@@ -23,8 +23,6 @@ from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, output_folder
 
 
 class GlueRun(NamedTuple):
-    """A finished run on a GLUE task."""
-
     score: float  # on the development set
     task: str  # name of the GLUE task
     folder: Path
@@ -69,7 +67,6 @@ def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
 
 
 def write(runs: dict[str, GlueRun], out: Path, cpu: bool) -> None:
-    """Writes the predictions of ``best_runs`` for the test sets to a zip file."""
     from fairseq_lrpe.experiments.inference import classify, load  # these imports take seconds
 
     if out.is_dir():

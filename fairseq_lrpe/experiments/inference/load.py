@@ -79,7 +79,9 @@ def load_model(
             ``rope_scaling`` is invalid or not supported by the model.
     """
     checkpoint, settings = find(Path(run_or_checkpoint).absolute(), MODELS)
-    scaling = rope_scaling and RopeScaling.parse(rope_scaling, original_length=_trained_length(settings))
+    length = settings.get("tokens_per_sample")  # None for other models than language models
+    length = length and length + (settings.get("memory_length") or 0)
+    scaling = rope_scaling and RopeScaling.parse(rope_scaling, original_length=length)
     if data is None and settings.get("data"):
         data = REPOSITORY / utils.split_paths(settings["data"])[0]
     folder = None if data is None else Path(data).absolute()
@@ -106,19 +108,8 @@ def load_model(
     return getattr(import_module(f"{__package__}.{module}"), name)(model.eval(), task, folder)
 
 
-def _trained_length(task: dict) -> int | None:
-    """Returns the number of positions that a language model attended to in training, or None for others."""
-    if "tokens_per_sample" not in task:
-        return None
-    return task["tokens_per_sample"] + (task.get("memory_length") or 0)
-
-
 def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
-    """Returns the evaluated checkpoint of a run's folder, or a checkpoint file, and its task's settings.
-
-    Raises:
-        ValueError: if there is no readable checkpoint, or its task is not one of ``tasks``.
-    """
+    """Returns the evaluated checkpoint of a run's folder, or a checkpoint file, and its task's settings."""
     checkpoint = path
     if path.is_dir():
         run = read_json(path / "run.json")

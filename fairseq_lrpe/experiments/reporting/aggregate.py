@@ -197,12 +197,9 @@ def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
 
     ρ is NaN if there are fewer than three rows, or if all published or all measured values are equal.
     """
-    ranked = summary.dropna(subset=["paper_rank", "rank"])
-    found = {}
-    for group, rows in ranked.groupby(["attention", "column"], sort=False):
-        is_defined = len(rows) > 2 and rows["paper_rank"].nunique() > 1 and rows["rank"].nunique() > 1
-        found[group] = rows["paper_rank"].corr(rows["rank"]) if is_defined else math.nan
-    return found
+    groups = summary.dropna(subset=["paper_rank", "rank"]).groupby(["attention", "column"])
+    with np.errstate(invalid="ignore"):  # equal values
+        return {group: rows["paper_rank"].corr(rows["rank"], min_periods=3) for group, rows in groups}
 
 
 def difference(ours: dict, base: dict) -> dict[str, float]:

@@ -8,7 +8,6 @@ TOKEN_POSITIONS = "token positions"
 
 
 def encoding_kind(method: str) -> str:
-    """Returns the kind of a method's encoding."""
     cls = ENCODINGS[METHODS[method].encoding]
     if cls.name == "none":
         return "none" if "token_positions" in METHODS[method].flags else "absolute"
@@ -24,7 +23,6 @@ def encoding_kind(method: str) -> str:
 
 
 def row_kind(row: Row) -> str:
-    """Returns the kind of a table's row."""
     if row.method not in METHODS:  # a published row without a method, or fairseq's model
         return "other"
     return TOKEN_POSITIONS if "train.token_positions" in row.changes else encoding_kind(row.method)

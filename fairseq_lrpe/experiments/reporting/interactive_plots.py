@@ -29,11 +29,8 @@ MAX_MARKERS = 12  # number of markers on a line
 LAYOUT = {
     "template": "none",
     "font": {"family": "system-ui, sans-serif", "size": 13},
-    "paper_bgcolor": "white",
-    "plot_bgcolor": "white",
     "height": 520,
     "margin": {"l": 8, "r": 12, "t": 34, "b": 8},
-    "hovermode": "closest",
     "showlegend": True,  # otherwise, plotly omits the legend of a single line
     "legend": {
         "orientation": "h",
@@ -64,7 +61,6 @@ CONFIG = {
 
 def curve_figure(lines: list[Line]) -> go.Figure | None:
     """Returns a plot of the curves, one line per run; None without curves."""
-    lines = [line for line in lines if any(record.curve for record in line.records)]
     styles, drawn = line_styles(lines), []
     for line in lines:
         seeds = [replace(line, records=[record]) for record in line.records]
@@ -91,8 +87,6 @@ def curve_figure(lines: list[Line]) -> go.Figure | None:
     points = [line.points for _, seeds in drawn for line in seeds]
     (left, right), values = visible_range(points, curve, every_line=True)
     figure.update_xaxes(AXIS, title="updates", range=[left, right], tickformat=",~f")
-    if right - left < 10:
-        figure.update_xaxes(dtick=1)  # no fractions of updates
     figure.update_yaxes(AXIS, title=curve.label)
     if curve.better == "lower":
         figure.update_yaxes(LOG_AXIS, range=list(map(math.log10, values)))

@@ -6,7 +6,7 @@ import pandas as pd
 
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.run import as_text
-from fairseq_lrpe.experiments.definition.table import read_paper
+from fairseq_lrpe.experiments.definition.table import Paper, read_model
 from fairseq_lrpe.experiments.reporting.records import RUN, read_runs, row_key
 
 STATE = ["kind", "updates", "reached", "length", "unit", "state", "problem", "folder"]
@@ -65,7 +65,7 @@ def published() -> pd.DataFrame:
     """
     lines = []
     for path in sorted((experiments.CONFIGS / "paper").glob("[!.]*.yaml")):
-        for name, table in read_paper(path).tables.items():
+        for name, table in read_model(path, Paper).tables.items():
             for row in table.rows:
                 changes = ", ".join(f"{key}={as_text(value)}" for key, value in sorted(row.changes.items()))
                 key = [path.stem, name, row.row, row.attention, row.method, changes]

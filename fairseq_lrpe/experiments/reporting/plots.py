@@ -45,12 +45,10 @@ class Line:
 
     @property
     def curve(self) -> Curve | None:
-        """The curve of the experiment's kind, whose values the line shows."""
         return self.records[0].kind.curve
 
     @property
     def last(self) -> float:
-        """The last value of the line."""
         return float(self.points["mean"].iloc[-1])
 
     @cached_property
@@ -69,12 +67,10 @@ class Line:
 
 
 def plot_table(table: Table, records: Mapping[Run, RunRecord], path: Path) -> None:
-    """Plots the validation curves of a table's runs and prints the path of the plot."""
     plot_curves(table_name(table), table_lines(table, records), path)
 
 
 def table_name(table: Table) -> str:
-    """Returns a table's name with its scale and overrides."""
     return " ".join([table.name, *[f"--scale {table.scale}"] * (table.scale != "full"), *table.overrides])
 
 
@@ -178,38 +174,26 @@ def _finish(ax, title):
 
 
 def visible_range(lines: list[pd.DataFrame], curve: Curve, every_line: bool = False) -> tuple[tuple, tuple]:
-    """Returns the ranges of updates and of values that show the ends of lines.
+    """Returns the ranges of updates and of values that show the second half of the training.
 
-    For falling curves, the last values of the lines fill the lower half of the panel, except those far above
-    the others, unless ``every_line`` must be visible. The second half of the training and lines of one or
-    two points are visible. Curves with ``show_all`` are visible in full. The values of rising curves have
-    no limits, which are None and infinity.
+    Lines of one or two points are visible in full, and all lines if the curve has ``show_all``. Falling
+    curves that end far above the others are not visible, unless ``every_line`` must be. The values of rising
+    curves have no limits, which are None and infinity.
     """
     end, bottom, top = max(points.index[-1] for points in lines), None, math.inf
-    if curve.show_all:
-        bottom = 0.95 * min(points["min"].min() for points in lines)
-        top = 1.05 * max(points["max"].max() for points in lines)
-    elif curve.better == "lower":
-        bottom, top = _value_range([points["mean"] for points in lines], end)
-    first = [u for points in lines for u, value in points["mean"].items() if value <= top]
-    highest = max(points["mean"].min() for points in lines)
-    if every_line and highest > top:
-        first, top = [points.index[0] for points in lines], 1.05 * highest
-    start = min(first, default=0)
+    if curve.better == "lower":
+        far = 1.5 * statistics.median(points["mean"].iloc[-1] for points in lines)
+        shown = []
+        for points in lines:
+            if curve.show_all or len(points) <= 2:
+                shown.append(points)
+            elif every_line or points["mean"].iloc[-1] <= far:
+                shown.append(points[(2 * points.index >= end) | (points.index == points.index[-1])])
+        bottom = 0.95 * min(points["mean"].min() for points in shown)
+        top = 1.05 * max(points["max"].max() for points in shown)
+    start = min(u for points in lines for u, value in points["mean"].items() if value <= top)
     margin = 0.02 * (end - start) or max(0.02 * end, 1)
     return (start - margin, end + margin), (bottom, top)
-
-
-def _value_range(lines: list[pd.Series], end: int) -> tuple[float, float]:
-    """Returns the lowest and the highest visible value of falling curves."""
-    last = [means.iloc[-1] for means in lines]
-    near = [x for x in last if x <= 1.5 * statistics.median(last)]
-    spread = max(math.log(max(near) / min(near)), 0.05)
-    middle = [means[2 * means.index >= end].iloc[0] for means in lines if 2 * means.index[-1] >= end]
-    top = max(max(near) * math.exp(0.9 * spread), statistics.median(middle))
-    top = max([top, *(1.05 * means.max() for means in lines if len(means) <= 2)])
-    top = min(top, 1.05 * max(means.max() for means in lines))
-    return min(near) * (min(near) / top) ** 0.05, top
 
 
 def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

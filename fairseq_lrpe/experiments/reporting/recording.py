@@ -270,6 +270,5 @@ def _recorded_table(name, recorded):
 
 
 def _link(title: str) -> str:
-    """Returns a Markdown link to the section with this title."""
     anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
     return f"[{title}](#{anchor})"

@@ -37,8 +37,6 @@ class Section(NamedTuple):
 class Bold(str):
     """The text of a cell that is printed in bold."""
 
-    __slots__ = ()
-
 
 def heading(name: str) -> str:
     return name.replace("_", " ")
@@ -52,8 +50,9 @@ def format_number(mean: float, std: float | None, digits: int) -> str:
     return f"{mean:,.{digits}f} ± {std:,.{digits}f}" if has_std else f"{mean:,.{digits}f}"
 
 
-def format_difference(of: object, digits: int) -> str:
+def format_difference(of: object) -> str:
     """Returns the result of ``aggregate.difference`` as text: "-1.75 [-11.28, +7.78] (2)"."""
+    digits = of.decimals
     interval = f"[{of.low:+.{digits}f}, {of.high:+.{digits}f}] ({of.common_seeds})"
     return f"{of.difference:+.{digits}f} {interval if of.common_seeds > 1 else '(1 seed: no interval)'}"
 
@@ -65,8 +64,6 @@ def _escaped(cells, replacements, bold):
 
 
 def markdown(sections: Iterable[str | Section]) -> Iterator[str]:
-    """Yields the lines of sections as Markdown."""
-
     def line(cells):
         return f"| {' | '.join(_escaped(cells, MARKDOWN, '**%s**'))} |"
 

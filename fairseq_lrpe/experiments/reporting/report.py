@@ -68,7 +68,6 @@ class Report:
 
 
 def scan(results: Path) -> Report:
-    """Reads all runs below a results folder and finds their tables."""
     records = read_runs(results)
     if not records:
         raise UserError(f"{results} has no runs: give the folder that was passed as --results")
@@ -204,7 +203,6 @@ def _last_log_line(record):
 
 
 def _last_updated(record):
-    """Returns the time of the last change of a run's files as text."""
     paths = [record.folder / name for name in (*RECORDS, "train.log")]
     times = [path.stat().st_mtime for path in paths if path.exists()]
     return format_time(datetime.fromtimestamp(max(times), UTC)) if times else "-"

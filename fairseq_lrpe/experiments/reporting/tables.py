@@ -73,7 +73,7 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
     if len(paired):
         title = f"Measured difference to {base} of the same attention, paired by seed: mean "
         title += "[95% confidence interval, Student t] (common seeds)"
-        yield Section(title, _grid(paired, _difference))
+        yield Section(title, _grid(paired, lambda cell: {"": renderers.format_difference(cell)}))
     elif base:
         yield f"Differences to {base} need a seed that {base} and another method have finished."
 
@@ -166,10 +166,6 @@ def _ranks(summary, ours):
     return pd.concat(groups, ignore_index=True)
 
 
-def _difference(cell):
-    return {"": renderers.format_difference(cell, cell.decimals)}
-
-
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     """Reads all runs of an experiment, whose YAML file may be missing."""
     found = read_runs(results)
@@ -182,7 +178,6 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
 
 
 def show_experiment(records: list[RunRecord], format: str | None = None) -> None:
-    """Prints the measurements of an experiment's runs in one of the formats of ``show_table``."""
     if format == "csv":
         renderers.show_csv(summarize_runs(records)[aggregate.RUNS_CSV], "measured_seeds")
     else:
@@ -240,8 +235,8 @@ def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
         pair = [values.get((evaluation, metric), {}) for values in (ours, theirs)]
         digits = first[0].kind.decimals.get(metric, 2)
         means = [format_number(*aggregate.mean_and_std([*of.values()]), digits) if of else "-" for of in pair]
-        found = SimpleNamespace(**aggregate.difference(pair[1], pair[0]))
-        change = renderers.format_difference(found, digits) if found.common_seeds else "no common seed"
+        found = SimpleNamespace(**aggregate.difference(pair[1], pair[0]), decimals=digits)
+        change = renderers.format_difference(found) if found.common_seeds else "no common seed"
         lines.append((evaluation, metric, *means, change))
     title = "mean ± sample standard deviation; b - a: mean [95% confidence interval] (common seeds)"
     frame = pd.DataFrame(lines, columns=["evaluation", "metric", "a", "b", "b - a"])

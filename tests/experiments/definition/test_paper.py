@@ -6,7 +6,7 @@ from support.tiny import REPOSITORY
 
 from fairseq_lrpe.config import option_flag
 from fairseq_lrpe.encodings import ENCODINGS, encoding_options
-from fairseq_lrpe.experiments.definition.table import read_paper
+from fairseq_lrpe.experiments.definition.table import Paper, read_model
 from fairseq_lrpe.methods import METHODS
 
 
@@ -16,7 +16,7 @@ def load(paper):
 
 @pytest.mark.parametrize("path", (REPOSITORY / "configs/paper").glob("*.yaml"), ids=lambda path: path.stem)
 def test_every_table_is_well_formed(path):
-    for name, table in read_paper(path).tables.items():
+    for name, table in read_model(path, Paper).tables.items():
         labels = [(row.attention, row.row) for row in table.rows]
         assert labels and len(labels) == len(set(labels)), name
         for row in table.rows:

@@ -94,22 +94,19 @@ def test_best_of_columns_is_taken_per_seed(better, expected):
     assert aggregate._combine(cell, parts).values == expected
 
 
-def test_plot_of_columns(runs, tmp_path):
-    linear, _ = plots.plot_columns("a title", summary(runs), tmp_path / "columns.png").axes
-    named = [text.get_text() for text in linear.get_legend().get_texts()]
-    assert named == ["95.00  RoPE", "96.00  Type1", "102.00  Base"]
+def legends(figure):
+    """Returns {title of a panel: texts of its legend}."""
+    panels = {ax.get_title(): ax.get_legend().get_texts() for ax in figure.axes}
+    return {title: [text.get_text() for text in texts] for title, texts in panels.items()}
 
 
 def test_plot_of_columns_separates_kinds_of_many_rows(runs, tmp_path, monkeypatch):
+    rows = [("linear", "Base"), ("softmax", "Base"), ("linear", "RoPE"), ("linear", "Type1")]
+    kinds = dict(zip([*rows, ("softmax", "RoPE")], ["absolute"] * 2 + ["relative"] * 3, strict=True))
+    named = legends(plots.plot_columns("a title", summary(runs), tmp_path / "columns.png", kinds))
+    assert named["linear attention"] == ["95.00  RoPE", "96.00  Type1", "102.00  Base"] and len(named) == 2
     monkeypatch.setattr(plots, "MANY_ROWS", 2)
-    kinds = {(attention, "Base"): "absolute" for attention in ("linear", "softmax")}
-    kinds |= {
-        ("linear", "RoPE"): "relative",
-        ("linear", "Type1"): "relative",
-        ("softmax", "RoPE"): "relative",
-    }
-    figure = plots.plot_columns("a title", summary(runs), tmp_path / "columns.png", kinds)
-    named = {ax.get_title(): [text.get_text() for text in ax.get_legend().get_texts()] for ax in figure.axes}
+    named = legends(plots.plot_columns("a title", summary(runs), tmp_path / "columns.png", kinds))
     assert list(named) == [
         f"{kind}: {x} attention" for kind in ("absolute", "relative") for x in ("linear", "softmax")
     ]
@@ -282,6 +279,12 @@ MEASURED = {"experiment": "lm/big", "evaluation": "valid"}
 OWN = {"row": "Own", "attention": "linear", "method": "base"}
 
 
+def save_table(configs, columns, *more):
+    rows = [{"row": m, "attention": "linear", "method": m} for m in ("base", "rope")]
+    table = {"title": "Mine", "baseline": "base", "columns": columns, "rows": [*rows, *more]}
+    OmegaConf.save(table, configs / "tables/mine.yaml")
+
+
 @pytest.mark.parametrize("change, message", [
     ({"table": "table1"}, "table: "),
     ({"columns": {"a": {**MEASURED, "experiment": "lm/bgi"}}}, "columns.a.experiment: unknown experiment"),
@@ -289,17 +292,16 @@ OWN = {"row": "Own", "attention": "linear", "method": "base"}
     ({"columns": {"a": {**MEASURED, "metric": "perplexty"}}}, "columns.a.metric: unknown metric"),
     ({"baseline": "bsae"}, "baseline: unknown method 'bsae'"),
     ({"rows": [{**OWN, "method": None}]}, "row Own: attention and method are required"),
+    ({"rows": [{**OWN, "method": "bsae"}]}, "row Own: unknown method 'bsae'"),
     ({"rows": [{**OWN, "method": "t5"}]}, "row Own: the method 't5' does not exist in linear attention"),
     ({"rows": [{**OWN, "changes": {"data": "x"}}]}, "data is not allowed in changes: set it"),
     ({"rows": [{**OWN, "row": "Base"}]}, "rows: linear Base is not unique"),
     ({"rows_of": "some_table"}, "rows_of: unknown table 'some_table' (did you mean 'some_table9'?)"),
     ({"rows_of": "own"}, "rows_of: unknown table 'own'"),
-    ({"rows_of": "other"}, "rows_of: other has the rows of another table"),
 ])  # fmt: skip
 def test_errors_name_file_and_key(change, message, configs):
     own = OmegaConf.to_container(OmegaConf.load(configs / "tables/some_table9.yaml"))
     OmegaConf.save({**own, **change}, configs / "tables/own.yaml")
-    OmegaConf.save({**own, "rows_of": "own"}, configs / "tables/other.yaml")
     with pytest.raises(ValueError) as error:
         Table("own")
     text = str(error.value)
@@ -315,11 +317,8 @@ def test_rows_of_another_table():
 
 
 def test_runs_of_a_different_length_are_not_compared(runs, configs, capsys):
-    rows = [{"row": m, "attention": "linear", "method": m} for m in ("base", "rope")]
-    rows += [{"row": "short", "attention": "linear", "method": "rope", "changes": {"updates": 50}}]
-    columns = {"a_valid": {"experiment": "lm/big", "evaluation": "valid"}}
-    mine = {"title": "Mine", "baseline": "base", "columns": columns, "rows": rows}
-    OmegaConf.save(mine, configs / "tables/mine.yaml")
+    short = {"row": "short", "attention": "linear", "method": "rope", "changes": {"updates": 50}}
+    save_table(configs, {"a_valid": MEASURED}, short)
     for seed in (1, 2):
         write_run(runs / f"lm/big/linear_rope/updates=50/seed-{seed}", {50: 9}, 9, 50)
     text = output(capsys, runs, "--table", "mine")
@@ -339,11 +338,8 @@ def test_baseline_has_the_same_k():
 
 def test_average_over_columns_of_different_lengths(runs, configs, capsys):
     """The average of a seed needs the seed in all columns; their lengths may differ."""
-    rows = [{"row": m, "attention": "linear", "method": m} for m in ("base", "rope")]
     short = {**MEASURED, "changes": {"updates": 50}}
-    columns = {"both": {"average": ["short", "long"]}, "long": MEASURED, "short": short}
-    mine = {"title": "Mine", "baseline": "base", "columns": columns, "rows": rows}
-    OmegaConf.save(mine, configs / "tables/mine.yaml")
+    save_table(configs, {"both": {"average": ["short", "long"]}, "long": MEASURED, "short": short})
     for seed in (1, 2):
         for method, value in (("base", 10), ("rope", 9)):
             write_run(runs / f"lm/big/linear_{method}/updates=50/seed-{seed}", {50: value}, value, 50)
@@ -362,15 +358,13 @@ def test_decimals_depend_on_the_metric(runs, configs, capsys):
         record["evaluations"] |= {"training": {"tokens_per_second": 9708.8}}
         record["evaluations"]["valid"] |= {"bits": 1.74321, "perplexity": [9.1, 9.2, 9.18][seed - 1]}
         path.write_text(json.dumps(record))
-    rows = [{"row": "Base", "attention": "linear", "method": "base"}]
-    valid = {"experiment": "lm/big", "evaluation": "valid"}
-    columns = {"ppl": valid, "loss": {**valid, "metric": "bits"}}
-    columns |= {"speed": {**valid, "evaluation": "training", "metric": "tokens_per_second"}}
-    OmegaConf.save({"title": "Mine", "columns": columns, "rows": rows}, configs / "tables/mine.yaml")
+    speed = {**MEASURED, "evaluation": "training", "metric": "tokens_per_second"}
+    save_table(configs, {"ppl": MEASURED, "loss": {**MEASURED, "metric": "bits"}, "speed": speed})
     text = output(capsys, runs, "--table", "mine")
-    assert "| linear | Base | 9.16 ± 0.05 (3) | 1.7432 ± 0.0000 (3) | 9,709 ± 0 (3) |" in text
+    assert "| linear | base | **9.16 ± 0.05 (3)** | 1.7432 ± 0.0000 (3) | 9,709 ± 0 (3) |" in text
     text = output(capsys, runs, "--table", "mine", "--format", "csv")
-    means = {row["column"]: row["mean"] for row in csv.DictReader(io.StringIO(text))}
+    rows = csv.DictReader(io.StringIO(text))
+    means = {row["column"]: row["mean"] for row in rows if row["row"] == "base"}
     assert means == {"ppl": "9.16", "loss": "1.74321", "speed": "9708.8"}
     assert report.format_published(0.3269, float("nan")) == "0.3269"
     assert report.format_published(2.3, 0.1) == "2.30 ± 0.10"

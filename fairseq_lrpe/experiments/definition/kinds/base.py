@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from omegaconf import DictConfig
 from pydantic import Field, PositiveInt, field_validator
@@ -34,7 +34,10 @@ class Evaluation(Model):
     split: str
 
 
-class Settings(Model):
+EvaluationType = TypeVar("EvaluationType", bound=Evaluation)
+
+
+class Settings(Model, Generic[EvaluationType]):
     """The keys of an experiment's YAML file; kinds with further keys extend this class and Evaluation."""
 
     kind: str  # name of a file in experiments/definition/kinds
@@ -46,7 +49,7 @@ class Settings(Model):
     by_method: dict[str, dict[str, Any]] = {}  # {method: additional flags}
     seeds: list[int] = [1]
     evaluate: Evaluate = Evaluate()
-    evaluations: dict[str, Evaluation | None] = {}  # {name: settings}; null omits the evaluation
+    evaluations: dict[str, EvaluationType | None] = {}  # {name: settings}; null omits the evaluation
     grid: dict[str, Values] = {}  # {key: values}, with one run per combination
     choose: dict[str, Values] = {}  # {key: values}; the best run in the first evaluation is reported
     starts_from: str | None = None  # experiment or checkpoint that initializes the models
@@ -59,7 +62,7 @@ class Settings(Model):
         return evaluations
 
 
-class TrainingSettings(Settings):
+class TrainingSettings(Settings[EvaluationType]):
     updates: PositiveInt  # some kinds derive it from the data instead
 
 

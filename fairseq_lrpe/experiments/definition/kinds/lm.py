@@ -26,12 +26,8 @@ class BlockEvaluation(Evaluation):
     rope_scaling: str | None = None
 
 
-class LMSettings(TrainingSettings):
-    evaluations: dict[str, BlockEvaluation | None] = {}
-
-
 class LM(Kind):
-    settings = LMSettings
+    settings = TrainingSettings[BlockEvaluation]
     task = "language_modeling"
     family = "lm"
     metrics = {"perplexity": "lower", "bits": "lower", "nats": "lower"}
@@ -130,11 +126,7 @@ def trained_length(model: dict) -> int:
 
 
 def rope_scaling(text: str, length: int, model: dict):
-    """Returns the ``RopeScaling`` of ``text``, TYPE[:FACTOR[:LENGTH]], for blocks of ``length`` tokens.
-
-    Raises:
-        UserError: for an invalid text, or if the model has no angles that can be scaled.
-    """
+    """Returns the ``RopeScaling`` of ``text``, TYPE[:FACTOR[:LENGTH]], for blocks of ``length`` tokens."""
     from fairseq_lrpe.encodings import build_encoding  # imports torch, which takes seconds
     from fairseq_lrpe.encodings.rotation import scale_rotations
     from fairseq_lrpe.ops.rope_scaling import RopeScaling

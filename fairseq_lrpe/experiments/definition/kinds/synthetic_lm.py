@@ -21,9 +21,8 @@ class SyntheticEvaluation(Evaluation):
     tokens_per_sample: PositiveInt | None = None
 
 
-class SyntheticSettings(TrainingSettings):
+class SyntheticSettings(TrainingSettings[SyntheticEvaluation]):
     data: str = ""  # the text of the problem needle; the others are generated during training
-    evaluations: dict[str, SyntheticEvaluation | None] = {}
 
 
 class SyntheticLM(Kind):
