@@ -8,7 +8,6 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass, make_data
 from math import inf
 from typing import Optional
 
-import torch
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
@@ -19,7 +18,7 @@ from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
 from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.ops.rope_scaling import SCALINGS, RopeScaling
-from fairseq_lrpe.positions import POSITIONS, build_position
+from fairseq_lrpe.positions import POSITIONS
 from fairseq_lrpe.utils.errors import UserError, user_errors
 
 ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
@@ -257,7 +256,7 @@ def check_range(name: str, value: float, minimum: float, maximum: float = inf) -
 
 def check_randomized_positions(cfg, encoding: Encoding) -> None:
     """Raises a UserError if --randomized-positions would change nothing, or is not supported."""
-    name, omit = encoding.name, "omit it, or --randomized-positions"
+    name = encoding.name
     if encoding.left_context is not None or name in ("cope", "stick_breaking"):
         raise UserError(
             f"--randomized-positions does not support the encoding {name}, which accumulates values that "
@@ -275,15 +274,9 @@ def check_randomized_positions(cfg, encoding: Encoding) -> None:
             "with --randomized-positions, the first token is not at position 0, which TUPE treats "
             "separately: pass --no-tupe-cls"
         )
-    if cfg.rope_scaling:
-        raise UserError(f"--rope-scaling assumes consecutive positions, not random ones: {omit}")
-    if recomputes_activations(cfg):
-        raise UserError(
-            "--checkpoint-activations and --offload-activations compute layers again in the "
-            "backward pass, where random positions would differ: omit them, or --randomized-positions"
-        )
-    if getattr(cfg, "mask_decoder", False):
-        raise UserError(f"--mask-decoder does not support random positions: {omit}")
+    for other in ("rope-scaling", "checkpoint-activations", "offload-activations", "mask-decoder"):
+        if getattr(cfg, other.replace("-", "_"), False):
+            raise UserError(f"--randomized-positions does not support --{other}: omit one")
 
 
 def check_part(cfg, part: str, **shared) -> None:
@@ -291,23 +284,17 @@ def check_part(cfg, part: str, **shared) -> None:
 
     ``shared`` are further arguments of :class:`Encoding`.
     """
-    # Language models and classifiers have this flag.
-    check_range("init_std", getattr(cfg, "init_std", None) or 0.0, 0)
     if getattr(cfg, f"{part}_xformers_att_config", None):
         raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
-    causal = part == "decoder"
-    own = part_config(cfg, part)
-    encoding = encoding_from_config(own, embed_dim=width, num_heads=heads, causal=causal, **shared)
+    own, shared["causal"] = part_config(cfg, part), part == "decoder"
+    encoding = encoding_from_config(own, embed_dim=width, num_heads=heads, **shared)
     if own.randomized_positions:
         check_range("randomized_positions", own.randomized_positions, 1)
         check_randomized_positions(cfg, encoding)
-    if cfg.token_positions in POSITIONS:
-        name = cfg.token_positions
-        with torch.device("meta"), user_errors():  # draws no random numbers
-            position = build_position(name, embed_dim=width, vocab_size=2, causal=causal)
-        if position.every_layer and recomputes_activations(cfg):
-            raise UserError(
-                "--checkpoint-activations and --offload-activations are not supported with the token "
-                f"positions {name}: omit them"
-            )
+    position = POSITIONS.get(cfg.token_positions)
+    if position and position.every_layer and recomputes_activations(cfg):
+        raise UserError(
+            "--checkpoint-activations and --offload-activations are not supported with the token "
+            f"positions {cfg.token_positions}: omit them"
+        )

@@ -56,7 +56,7 @@ def load_state_dict(load, self, state):
         position = count // now["processes"]
     else:
         position = updates * now["update_freq"]
-        rest = split(self.dataset, samples[seen:], now)
+        rest = self.dataset.batch_by_size(np.asarray(samples[seen:]), now["max_tokens"], now["batch_size"])
         batches = (*([[]] * (updates * group)), *rest)  # the first ones are skipped
         self.rest = {"epoch": state["epoch"], "composed": composed, "seen": seen, "batches": batches}
     return load(self, {**state, "iterations_in_epoch": position})
@@ -79,18 +79,6 @@ def batches_of_epoch(iterator, settings, state) -> list:
         other.shard_id = process
         parts.append(other.ordered_batches(state["epoch"], False, state.get("shuffle", True)))
     return [batch for group in zip(*parts, strict=True) for batch in group]
-
-
-def split(dataset, samples, settings) -> list:
-    """Returns batches of consecutive samples; exits if one is too long for a batch."""
-    limit = settings["max_tokens"]
-    if long := [index for index in samples if limit and dataset.num_tokens(index) > limit]:
-        longest = max(map(dataset.num_tokens, long))
-        raise SystemExit(
-            f"fairseq_lrpe: {len(long):,} samples in the rest of this epoch have more than {limit:,} tokens: "
-            f"resume it with --max-tokens (batch.per_gpu) of at least {longest:,}"
-        )
-    return dataset.batch_by_size(np.asarray(samples), limit, settings["batch_size"])
 
 
 def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):

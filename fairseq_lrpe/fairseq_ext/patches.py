@@ -8,7 +8,6 @@ other programs that import fairseq_lrpe.models.
 import atexit
 import logging
 import multiprocessing
-import os
 import shutil
 import signal
 import sys
@@ -23,13 +22,10 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils, file_io, options, utils
 from fairseq.data import EpochBatchIterator, bucket_pad_length_dataset
-from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import ema
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.language_modeling import LanguageModelingTask
-from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.trainer import Trainer
 from torch.utils.data import DataLoader
 
@@ -88,8 +84,9 @@ def apply(
     ema.EMA = ExactEMA
     _wrap(Trainer, "load_checkpoint", load_checkpoint_with_average)
     # fairseq loses all updates since its last checkpoint when a cluster stops it.
+    is_training = is_fairseq_command() and Path(sys.argv[0]).name in ("fairseq-train", "train.py")
     for name in ("__main__", "fairseq_cli.train"):  # torchrun runs the module as __main__
-        if is_training_process() and hasattr(sys.modules.get(name), "validate_and_save"):
+        if is_training and hasattr(sys.modules.get(name), "validate_and_save"):
             _wrap(sys.modules[name], "validate_and_save", partial(_save_on_signal, []))
             _wrap(DataLoader, "__iter__", _with_blocked_signals)
 
@@ -103,11 +100,6 @@ def _wrap(owner, name, function):
         return function(original, *args, **kwargs)
 
     setattr(owner, name, patched)
-
-
-def is_training_process() -> bool:
-    """Returns whether this is a process of fairseq-train or python -m fairseq_cli.train."""
-    return is_fairseq_command() and Path(sys.argv[0]).name in ("fairseq-train", "train.py")
 
 
 def _copy_atomically(source, target, overwrite=False):
@@ -203,12 +195,6 @@ def _is_evaluated(task, dataset):
     return is_fairseq_command() and dataset is not task.datasets.get(training_split)
 
 
-def _split_of(task, dataset):
-    same = (dataset, getattr(dataset, "dataset", None))  # --context-window wraps the dataset
-    found = [name for name, known in task.datasets.items() if any(known is x for x in same)]
-    return found[0] if found else "the input"
-
-
 def _keep_all_samples(
     filter_indices_by_size, self, indices, dataset, max_positions=None, ignore_invalid_inputs=False
 ):
@@ -221,18 +207,17 @@ def _keep_all_samples(
         in_blocks = str(getattr(self.cfg or self.args, "sample_break_mode", "")).lower() == "none"
         remedy = f"pass --tokens-per-sample {max_positions}" if in_blocks else "shorten these samples"
         raise SystemExit(
-            f"fairseq_lrpe: evaluating {_split_of(self, dataset)} would skip {len(skipped):,} of "
-            f"{len(indices):,} samples ({tokens:,} tokens), which are longer than the maximum of "
-            f"{max_positions} positions: {remedy}, or use a model that accepts more positions"
+            f"fairseq_lrpe: the evaluation would skip {len(skipped):,} of {len(indices):,} samples "
+            f"({tokens:,} tokens), which are longer than the maximum of {max_positions} positions: {remedy}, "
+            "or use a model that accepts more positions"
         )
     return kept
 
 
 def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
-    """Keeps the last batch of an evaluation; exits if --shorten-method would remove tokens of its texts."""
+    """Keeps the last batch of an evaluation."""
     if _is_evaluated(self, dataset):
         kwargs["required_batch_size_multiple"] = 1
-        _check_not_shortened(self, _split_of(self, dataset))
     return get_batch_iterator(self, dataset, *args, **kwargs)
 
 
@@ -252,24 +237,6 @@ def _compose_batches_of_first_epoch(get_batch_iterator, self, dataset, *args, se
     iterator = get_batch_iterator(self, dataset, *args, seed=seed + 1 - epoch, epoch=epoch, **kwargs)
     iterator.seed = seed  # of the order of the batches, to which fairseq adds the epoch
     return iterator
-
-
-def _check_not_shortened(task, split):
-    """Exits if --shorten-method would remove tokens of an evaluated text of a language model."""
-    cfg = task.cfg or task.args
-    if not isinstance(task, LanguageModelingTask | MaskedLMTask) or str(cfg.shorten_method) == "none":
-        return
-    if split not in task.datasets or split not in (cfg.shorten_data_split_list or split).split(","):
-        return
-    prefix = os.path.join(utils.split_paths(cfg.data)[0], split)
-    dataset = load_indexed_dataset(prefix, task.source_dictionary)
-    sizes = dataset.sizes  # a view into a file that is closed with the dataset
-    if skipped := int(np.maximum(sizes - cfg.tokens_per_sample, 0).sum()):
-        raise SystemExit(
-            f"fairseq_lrpe: evaluating {split} would skip {skipped:,} of {int(sizes.sum()):,} tokens, which "
-            f"--shorten-method {cfg.shorten_method} removes: pass --shorten-method none, or "
-            "--shorten-data-split-list train to shorten the training data only"
-        )
 
 
 def _record_training(get_train_iterator, self, *args, **kwargs):

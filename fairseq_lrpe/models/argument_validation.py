@@ -6,14 +6,12 @@ error that suggests a fix. All other flags are validated by fairseq itself.
 
 import sys
 from argparse import ArgumentParser
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
-from fairseq_lrpe.config import recomputes_activations
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
 from fairseq_lrpe.methods import ATTENTIONS, LISTING, METHODS
@@ -48,8 +46,8 @@ def check_arguments(args) -> None:
     checkpoint.
 
     Raises:
-        UserError: for invalid arguments, damaged data, an unreadable checkpoint, a package that is not
-            installed, or a GPU that torch does not support.
+        UserError: for invalid arguments, damaged data, an unreadable checkpoint, or a GPU that torch does
+            not support.
     """
     if not args.cpu:
         check_architectures()
@@ -61,10 +59,6 @@ def check_arguments(args) -> None:
     else:
         splits = [args.train_subset] if training else []
         splits += [] if args.disable_validation else args.valid_subset.split(",")
-    for module, package in getattr(TASK_REGISTRY.get(task), "packages", {}).items():
-        if find_spec(module) is None:
-            advice = f"run `pip install {package}`, which the extra [plugin] includes"
-            raise UserError(f"the task {task} needs {package}, which is not installed: {advice}")
     if hasattr(args, "data"):
         check_data(args, splits)
     if task == "memory_lm" and training and args.arch.partition("_")[0] not in ATTENTIONS:
@@ -121,43 +115,20 @@ def check_task(task: str, family: str) -> None:
         )
 
 
-def check_pruning(args) -> None:
-    """Raises a UserError if layers would be removed in training; fairseq could not load the checkpoints."""
-    for part in ("encoder", "decoder"):
-        if getattr(args, f"{part}_layers_to_keep", None):
-            raise UserError(
-                f"--{part}-layers-to-keep selects layers of a trained model: omit it, and pass "
-                f"--model-overrides \"{{'{part}_layers_to_keep': '0,2'}}\" to the evaluation"
-            )
-
-
 def check_shared_encoding(args, cfg) -> None:
     """Raises a UserError if --ddp-backend does not support an encoding that all layers share."""
-    if not ENCODINGS[cfg.encoding].shared_across_layers:
-        return
-    shared = f"does not support the encoding {cfg.encoding}, which all layers share"
-    if args.ddp_backend == "fully_sharded":
-        raise UserError(f"--ddp-backend fully_sharded {shared}: pass --ddp-backend legacy_ddp")
-    recomputed = recomputes_activations(cfg) and args.distributed_world_size > 1
-    if recomputed and args.ddp_backend not in ("legacy_ddp", "no_c10d"):
+    if args.ddp_backend == "fully_sharded" and ENCODINGS[cfg.encoding].shared_across_layers:
         raise UserError(
-            f"--ddp-backend {args.ddp_backend} with --checkpoint-activations or --offload-activations "
-            f"{shared}: pass --ddp-backend legacy_ddp"
+            f"--ddp-backend fully_sharded does not support the encoding {cfg.encoding}, which all layers "
+            "share: pass --ddp-backend legacy_ddp"
         )
 
 
 def check_machine(args, linear_backend: str) -> None:
-    """Raises a UserError if this machine does not support --fp16, --bf16 or the backend of attention."""
+    """Raises a UserError if this machine does not support --bf16 or the backend of attention."""
     gpu = torch.cuda.is_available() and not args.cpu
-    if (
-        not torch.cuda.is_available()
-        and args.fp16
-        and not (args.fp16_no_flatten_grads or args.memory_efficient_fp16)
-    ):
-        raise UserError("--fp16 on a CPU needs --fp16-no-flatten-grads: pass it, too, or --bf16 instead")
     if gpu and args.bf16:
         check_bf16()
-    if linear_backend == "fla" and (
-        reason := fla_missing_requirement(torch.device("cuda" if gpu else "cpu"))
-    ):
+    reason = fla_missing_requirement(torch.device("cuda" if gpu else "cpu"))
+    if linear_backend == "fla" and reason:
         raise UserError(f"--linear-backend fla needs {reason}: pass --linear-backend auto or chunk")

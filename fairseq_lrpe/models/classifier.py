@@ -273,18 +273,11 @@ class ClassifierModel(BaseFairseqModel):
         """Copies the vectors of a file in GloVe's format into the embeddings of their words.
 
         Raises:
-            UserError: if the file is invalid, has another dimension or none of the words, or if the model
-                has no embeddings.
+            UserError: if the file is invalid or has none of the words, or if the model has no embeddings.
         """
         embedding = self.encoder.embed_tokens.embedding
         if embedding is None:
             raise UserError("--embed-path needs embeddings, which --pixels linear does not use: omit it")
-        width = word_vectors.dimension(path)
-        if width != embedding.embedding_dim:
-            raise UserError(
-                f"{path} has vectors of dimension {width}, and the embeddings have dimension "
-                f"{embedding.embedding_dim}: pass --encoder-input-dim {width}, or other vectors"
-            )
         for word, vector, _ in word_vectors.read(path, dictionary.symbols[dictionary.nspecial :]):
             embedding.weight[dictionary.index(word)] = torch.from_numpy(vector)
 

@@ -120,11 +120,8 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
             "--token-positions none"
         )
     if encoding.uses_absolute_positions:
-        classes = {name: cls for name, cls in ENCODINGS.items() if not cls.uses_absolute_positions}
-        is_linear = isinstance(attention, LinearAttention)
-        known = ", ".join(name for name, cls in classes.items() if cls.decomposable or not is_linear)
         raise UserError(
-            f"{encoding.name} uses absolute positions, which a memory does not support: use one of {known}"
+            f"{encoding.name} uses absolute positions, which a memory does not support: use another encoding"
         )
     if recomputes_activations(cfg):
         raise UserError("with a memory, --checkpoint-activations and --offload-activations must be omitted")

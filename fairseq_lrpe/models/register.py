@@ -2,7 +2,6 @@
 
 from argparse import BooleanOptionalAction
 from dataclasses import fields
-from textwrap import shorten
 
 from fairseq import models
 from hydra.core.config_store import ConfigNode, ConfigStore
@@ -10,12 +9,7 @@ from omegaconf import OmegaConf
 
 from fairseq_lrpe.config import check_options, with_defaults
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
-from fairseq_lrpe.models.argument_validation import (
-    check_machine,
-    check_pruning,
-    check_shared_encoding,
-    check_task,
-)
+from fairseq_lrpe.models.argument_validation import check_machine, check_shared_encoding, check_task
 from fairseq_lrpe.utils.cli import exit_on_error
 
 
@@ -54,24 +48,8 @@ def _register(family, arch, model_cls, config_cls, flags, source):
             cls.check(args)
         return super(model, cls).build_model(args, task)
 
-    def load_state_dict(self, *args, **kwargs):
-        try:
-            return super(model, self).load_state_dict(*args, **kwargs)
-        except RuntimeError as error:  # the message is a title, followed by lines with mismatched parameters
-            if "method.version" in str(error):
-                raise SystemExit(
-                    "fairseq_lrpe: the checkpoint has no method, so it is not of a model of fairseq_lrpe: "
-                    "pass another --restore-file, or a new --save-dir to train from scratch"
-                ) from None
-            reason = shorten(str(error).splitlines()[1], 300).removesuffix(".")
-            raise SystemExit(
-                f"fairseq_lrpe: the checkpoint does not match the model: {reason}: pass the flags and "
-                "data that it was trained with"
-            ) from None
-
     methods = {"add_args": staticmethod(add_args), "build_model": classmethod(build_model)}
-    methods |= {"__doc__": source, "__dataclass": config, "load_state_dict": load_state_dict}
-    model = type(arch, (model_cls,), methods)
+    model = type(arch, (model_cls,), methods | {"__doc__": source, "__dataclass": config})
 
     def check_arguments(args):
         # fairseq calls this function after parsing the command line, before it writes anything.
@@ -80,7 +58,6 @@ def _register(family, arch, model_cls, config_cls, flags, source):
             cfg = config.from_namespace(args)
             model_cls.check(cfg)
             check_options(cfg, vars(args))
-            check_pruning(args)
             if hasattr(model_cls, "check_data"):
                 model_cls.check_data(cfg, args)
             check_shared_encoding(args, cfg)

@@ -66,24 +66,8 @@ def resolve_flags(cfg) -> None:
     check_choice("--encoding-in", cfg.encoding_in, ENCODING_IN)
     for part in ("encoder", "decoder"):
         check_part(cfg, part)
-    if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
-        raise UserError(
-            f"--share-all-embeddings needs equal embedding dimensions: pass --decoder-embed-dim "
-            f"{cfg.encoder_embed_dim} instead of {cfg.decoder_embed_dim}, or omit --share-all-embeddings"
-        )
-    if cfg.cross_self_attention:
-        check_cross_self_attention(cfg)
-
-
-def check_cross_self_attention(cfg) -> None:
-    """Raises a UserError if self-attention in the decoder cannot also attend to the source."""
-    if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
-        raise UserError(
-            f"--cross-self-attention needs equal embedding dimensions: pass --decoder-embed-dim "
-            f"{cfg.encoder_embed_dim} instead of {cfg.decoder_embed_dim}, or omit --cross-self-attention"
-        )
     encoding = ENCODINGS[part_config(cfg, "decoder").encoding]
-    if encoding.uses_absolute_positions:
+    if cfg.cross_self_attention and encoding.uses_absolute_positions:
         raise UserError(
             f"--cross-self-attention does not support {encoding.name} in the decoder, because its absolute "
             "positions would depend on the padding of the source: omit it, or pass --encoding-in encoder"
@@ -100,11 +84,6 @@ class TransformerModel(TransformerModelBase):
         cfg = transformer_config(args)
         cfg.encoder.learned_pos = cfg.decoder.learned_pos = args.token_positions == "learned"
         cfg.no_token_positional_embeddings = args.token_positions == "none"
-        if args.share_all_embeddings and task.source_dictionary != task.target_dictionary:
-            raise SystemExit(
-                "fairseq_lrpe: --share-all-embeddings needs one dictionary for both languages: run "
-                "fairseq-preprocess with --joined-dictionary"
-            )
         model = super().build_model(cfg, task)
         add_token_positions(model.encoder, args, args.max_source_positions)
         add_token_positions(model.decoder, args, args.max_target_positions)

@@ -16,7 +16,6 @@ from fairseq_lrpe.models.encoder_decoder import EncoderLayer
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.ops.position_index import PositionIndex, diagonal_position_index, grid_position_index
-from fairseq_lrpe.utils.cli import exit_on_error
 from fairseq_lrpe.utils.errors import UserError
 
 IMAGE_POSITIONS = ("sum", "flat", "grid")
@@ -121,20 +120,12 @@ class ViTModel(BaseFairseqModel):
         check_range("drop_path", args.drop_path, 0, MAX_DROP_PATH)
         check_part(args, "encoder", axes=position_axes(args))
 
-    @staticmethod
-    def check_data(cfg, args):
-        """Raises a UserError if the image size is not a multiple of the patch size."""
-        size, patch = args.image_size, cfg.patch_size
-        if size % patch:
-            raise UserError(
-                f"--image-size {size} is not divisible by --patch-size {patch}: pass another --patch-size"
-            )
-
     @classmethod
     def build_model(cls, args, task):
-        with exit_on_error("fairseq_lrpe"):
-            cls.check_data(args, task.cfg)
-        return cls(args, task.cfg.image_size, len(task.labels))
+        size, patch = task.cfg.image_size, args.patch_size
+        if size % patch:
+            raise SystemExit(f"fairseq_lrpe: --image-size {size} is not divisible by --patch-size {patch}")
+        return cls(args, size, len(task.labels))
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns the logits (B, classes) of images (B, 3, S, S)."""

@@ -30,10 +30,8 @@ class AnswerProblem:
     """Base class of problems whose sequences are lists of indices into ``symbols``."""
 
     characters = ""  # the symbols are not characters of a text
-
-    @property
-    def symbols(self) -> list[str]:
-        raise NotImplementedError
+    symbols: list[str]
+    min_length: int
 
     def sequence(self, random: Random, length: int, split: str) -> tuple[Sequence[int], Sequence[int]]:
         """Returns ``length`` + 1 indices of symbols, and the positions of those to predict, the answers."""
@@ -90,6 +88,7 @@ class ListProblem(ItemsProblem):
     """Base class of problems on a list of random items: ``> x_1 .. x_n = answer #``, followed by ``#``.
 
     The number of items is uniform in ``min_items``..``num_items``. The first ``#`` is predicted, too.
+    ``answer(items)`` returns the items of the answer.
     """
 
     @property
@@ -104,9 +103,6 @@ class ListProblem(ItemsProblem):
     @property
     def min_length(self):
         return 2 * self.num_items + 2
-
-    def answer(self, items: list[int]) -> list[int]:
-        raise NotImplementedError
 
     def sequence(self, random, length, split):
         start, equals, end = range(self.num_types, self.num_types + 3)

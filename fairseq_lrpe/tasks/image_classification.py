@@ -18,7 +18,6 @@ from fairseq_lrpe.data import image_transforms as transforms
 from fairseq_lrpe.data.mixup import Mixing, random_mixing, soft_targets
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
-from fairseq_lrpe.utils.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -94,15 +93,11 @@ class ImageDataset(LabeledDataset):
         return np.ones(len(indices), np.int64)
 
     def image(self, index: int) -> "Image":
-        """Returns the decoded image; raises a UserError that names the image if it is damaged."""
+        """Returns the decoded image."""
         from fairseq_lrpe.data.image_files import decode
 
         begin, size = self.index[index]
-        try:
-            return decode(self.content[begin : begin + size])
-        except ValueError as error:
-            name = f"{self.prefix}.input0.bin: image {index:,}"
-            raise UserError(f"{name} is damaged ({error}): remove its folder and prepare it again") from None
+        return decode(self.content[begin : begin + size])
 
     def __getitem__(self, index):
         image = transforms.resize_and_center_crop(self.image(int(index)), self.cfg.image_size)
@@ -167,7 +162,6 @@ class AugmentedDataset(ImageDataset):
 class ImageClassificationTask(LabeledTask):
     """Classification of images by ``labels``, the names of the classes."""
 
-    packages = {"PIL": "pillow"}
     source_dictionary = None  # because images are not tokens
 
     @staticmethod

@@ -190,8 +190,5 @@ class MemoryLMTask(LanguageModelingTask):
 
 def read_tokens(prefix: Path) -> np.ndarray:
     """Returns all tokens of a binarized text as a memory map."""
-    if indexed_dataset.infer_dataset_impl(str(prefix)) != "mmap":
-        remedy = "run fairseq-preprocess with --dataset-impl mmap"
-        raise UserError(f"{prefix}.bin is missing or not in the mmap format: {remedy}")
     index = indexed_dataset.MMapIndexedDataset.Index(f"{prefix}.idx")
     return np.memmap(f"{prefix}.bin", index.dtype, "r")

@@ -36,8 +36,6 @@ class QuestionGenerationConfig(TranslationConfig):
 class QuestionGenerationTask(TranslationTask):
     """Question generation; validation also logs the ROUGE-L of greedy questions as ``rouge_l``."""
 
-    packages = {"rouge_score": "rouge-score", "tokenizers": "tokenizers"}
-
     def __init__(self, cfg, src_dict, tgt_dict):
         super().__init__(cfg, src_dict, tgt_dict)
         self.folder = Path(utils.split_paths(cfg.data)[0])

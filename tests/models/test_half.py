@@ -6,7 +6,6 @@ from fairseq import utils
 from support.commands import load_last_checkpoint
 
 from fairseq_lrpe.fairseq_ext.patches import _norm_of_each_dtype
-from fairseq_lrpe.models import register
 from fairseq_lrpe.ops.rotation import rotary_frequencies
 
 HALF = ("--fp16", "--fp16-no-flatten-grads")  # fairseq supports flat parameters on GPUs only
@@ -41,7 +40,6 @@ FORMS = {
 def test_angles_are_trained_in_float32(form, train, tmp_path, monkeypatch):
     """Learned angles are float32 in checkpoints, change, and are trained further after resuming."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the device index of flat parameters
-    monkeypatch.setattr(register, "check_machine", lambda *_: None)  # it refuses flat parameters on a CPU
     dtype = torch.bfloat16 if form == "bf16" else torch.float16
     flags = (*FORMS[form], "--disable-validation", *(() if form == "bf16" else ("--fp16-init-scale", 4)))
     thetas = [rotary_frequencies("a", 8, 8, 32).float()]

@@ -217,35 +217,27 @@ def test_training_and_evaluation(train, data_bin, tmp_path, caplog):
         load_model(path, cpu=True, rope_scaling="ntk:2")
 
 
-SEQUENCES = "--randomized-positions 64"
-REFUSALS = [
-    ("softmax_lm_fox", SEQUENCES, "does not support the encoding fox, which accumulates values"),
-    ("linear_lm_selective_rope", SEQUENCES, "does not support the encoding selective_rope"),
-    ("softmax_lm_cope", SEQUENCES, "does not support the encoding cope"),
-    ("softmax_lm_stick_breaking", SEQUENCES, "does not support the encoding stick_breaking"),
-    ("softmax_lm_nope", SEQUENCES, "--randomized-positions would change nothing"),
-    ("softmax_lm_nope", f"{SEQUENCES} --token-positions rnn", "--randomized-positions would change nothing"),
-    ("softmax_lm_rope", f"{SEQUENCES} --rope-scaling yarn:2:32", "--rope-scaling assumes consecutive"),
-    ("softmax_lm_rope", f"{SEQUENCES} --checkpoint-activations", "where random positions would differ"),
+POSITIONS = "--randomized-positions 64"
+
+
+@pytest.mark.parametrize("arch, flags, message", [
+    ("softmax_lm_fox", POSITIONS, "does not support the encoding fox, which accumulates values"),
+    ("softmax_lm_cope", POSITIONS, "does not support the encoding cope"),
+    ("softmax_lm_nope", f"{POSITIONS} --token-positions rnn", "--randomized-positions would change nothing"),
+    ("softmax_lm_rope", f"{POSITIONS} --rope-scaling yarn:2:32", "does not support --rope-scaling"),
     ("softmax_lm_rope", "--randomized-positions -1", "must be at least 1, not -1"),
     ("softmax_lm_rope", "--randomized-positions 31", "is below the maximum length of 32 tokens"),
-    ("softmax_lm_rope", f"{SEQUENCES} --token-positions learned", "exceeds the table of 32 learned"),
-    (
-        "softmax_lm_rope",
-        f"{SEQUENCES} --token-positions none --task memory_lm --memory-length 16 --streams 4",
-        "random positions differ between segments",
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("arch, flags, message", REFUSALS)
+    ("softmax_lm_rope", f"{POSITIONS} --token-positions learned", "exceeds the table of 32 learned"),
+    ("softmax_lm_rope", f"{POSITIONS} --token-positions none --task memory_lm --memory-length 16 --streams 4",
+     "random positions differ between segments"),
+])  # fmt: skip
 def test_refusals(train, tmp_path, arch, flags, message):
     assert_error(train(arch, tmp_path, *flags.split(), "--max-update", 1), message)
 
 
 @pytest.mark.parametrize("arch, flags, message", [
     ("softmax_roberta_tupe_r", {}, "pass --no-tupe-cls"),
-    ("softmax_roberta_deberta", {"mask_decoder": True, "token_positions": "none"}, "--mask-decoder does not"),
+    ("softmax_roberta_deberta", {"mask_decoder": True, "token_positions": "none"}, "support --mask-decoder"),
     ("softmax_vit_rope", {}, "is for sequences"),
     ("softmax_question_generator_rope", {}, "question generators"),
 ])  # fmt: skip

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from fairseq.trainer import Trainer
-from support.commands import assert_error, assert_same_weights, load_last_checkpoint, train_in_two_processes
+from support.commands import assert_same_weights, load_last_checkpoint, train_in_two_processes
 from support.tiny import BIN, REPOSITORY, train_flags
 
 
@@ -84,13 +84,6 @@ def test_other_batches_within_an_epoch_repeat_and_leave_out_no_samples(parts, tr
     assert sorted(seen) == list(range(len(seen)))
     iterator = load_last_checkpoint(tmp_path)["extra_state"]["train_iterator"]
     assert (iterator["epoch"], iterator["iterations_in_epoch"]) == (2, 0)
-
-
-def test_samples_that_do_not_fit_into_the_new_batches_are_refused(train, tmp_path):
-    flags = [*EOS.split(), 90, "--max-update", 3, "--disable-validation", "--no-epoch-checkpoints"]
-    assert train("softmax_lm_nope", tmp_path, *flags).returncode == 0
-    done = train("softmax_lm_nope", tmp_path, *flags, "--max-update", 6, "--max-tokens", 12)
-    assert_error(done, "in the rest of this epoch have more than 12 tokens: resume it with --max-tokens")
 
 
 @pytest.mark.slow

@@ -4,10 +4,8 @@ import copy
 
 import pytest
 import torch
-from fairseq_cli import eval_lm
-from support.commands import assert_error, load_last_checkpoint
+from support.commands import load_last_checkpoint
 from support.tensors import assert_same
-from support.tiny import run_here
 from support.tiny_models import build_small
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention
@@ -58,20 +56,8 @@ def test_gradients_are_summed_over_layers():
         assert_same(parameter.grad, sum(part[name].grad for part in parts), 1e-9)
 
 
-@pytest.mark.parametrize("family", ["roberta", "transformer"])
-def test_activation_checkpointing_gives_same_gradients(family):
-    plain = build(family)
-    again = build(family, checkpoint_activations=True)
-    again.load_state_dict(plain.state_dict())
-    tokens = torch.randint(4, 24, (2, 20))
-    inputs = (tokens, None, tokens) if family == "transformer" else (tokens,)
-    for model in (plain, again):
-        model(*inputs)[0].square().sum().backward()
-    assert_same(*([p.grad for p in encodings(model)[0].parameters()] for model in (plain, again)))
-
-
-def test_training(train, data_bin, tmp_path):
-    """The shared table is updated once, and one of another size is rejected."""
+def test_training(train, tmp_path):
+    """The shared table is updated once."""
     flags = "--max-target-positions 40 --disable-validation --max-update 3 --no-epoch-checkpoints".split()
     done = train("softmax_lm_tupe_r", tmp_path, *flags)
     assert done.returncode == 0, done.stderr
@@ -79,7 +65,3 @@ def test_training(train, data_bin, tmp_path):
     assert state["model"][name.format(0)].equal(state["model"][name.format(1)])
     moments = state["last_optimizer_state"]["state"].values()
     assert [x["exp_avg"].shape for x in moments].count((40, 32)) == 1
-    words = [data_bin, "--path", tmp_path / "checkpoint_last.pt", "--cpu", "--batch-size", 4]
-    words += ["--num-workers", 0, "--tokens-per-sample", 64]
-    done = run_here(eval_lm.cli_main, *words, "--model-overrides", "{'max_target_positions': 64}")
-    assert_error(done, f"size mismatch for {name.format(0)}")

@@ -29,6 +29,11 @@ def test_published_parameter_counts(method, parameters):
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
+def test_images_consist_of_whole_patches():
+    with pytest.raises(SystemExit, match="--image-size 13 is not divisible by --patch-size 4"):
+        build("linear_vit_base", image_size=13)
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_method_has_gradients(arch):
     model = build(arch).double()
@@ -53,27 +58,20 @@ def test_patches():
     assert_same(model(images), model.head(model.norm(vectors.mean(0))))
 
 
-def test_sum_positions_are_symmetric():
-    """With positions r + c, an image and its transpose (patchwise) give the same output."""
-    model = build("softmax_vit_gcdf", token_positions="none").double().eval()
-    images = randn(2, 3, 12, 12)
-    patches = images.unflatten(3, (3, 4)).unflatten(2, (3, 4))  # (B, 3, r, y, c, x)
-    transposed = patches.transpose(2, 4).flatten(4, 5).flatten(2, 3)
-    assert_same(model(images), model(transposed))
-    flat = build("softmax_vit_gcdf", token_positions="none", image_positions="flat")
-    flat = flat.double().eval()
-    assert (flat(images) - flat(transposed)).abs().max() > 1e-4
-
-
 @pytest.mark.parametrize("attention, method", [("linear", "rope_mixed"), ("softmax", "liere")])
 def test_grid_positions(attention, method):
-    """Encodings of two coordinates distinguish rows from columns; others use r + c by default."""
+    """Encodings of two coordinates distinguish rows from columns, and so does the index of a patch.
+
+    With positions r + c, an image and its transpose (patchwise) give the same output.
+    """
     arch = f"{attention}_vit_{method}"
     model = build(arch, token_positions="none").double().eval()
     images = randn(2, 3, 12, 12)
-    patches = images.unflatten(3, (3, 4)).unflatten(2, (3, 4))
+    patches = images.unflatten(3, (3, 4)).unflatten(2, (3, 4))  # (B, 3, r, y, c, x)
     transposed = patches.transpose(2, 4).flatten(4, 5).flatten(2, 3)
-    assert (model(images) - model(transposed)).abs().max() > 1e-5
+    flat = build(arch, token_positions="none", image_positions="flat").double().eval()
+    for each in (model, flat):
+        assert (each(images) - each(transposed)).abs().max() > 1e-5
     summed = build(arch, token_positions="none", image_positions="sum").double().eval()
     assert_same(summed(images), summed(transposed))
     for layer in model.layers:

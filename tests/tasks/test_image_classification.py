@@ -9,8 +9,7 @@ from fairseq import optim
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
 from support import commands
-from support.commands import assert_rejected, assert_resumes, validated
-from support.corrupt_files import corrupted_copy, remove_file, replace_labels
+from support.commands import assert_resumes, validated
 from support.image_files import MeanColor, colored_image, write_image_dataset
 
 import fairseq_lrpe.models  # noqa: F401  (registers the tasks)
@@ -225,22 +224,6 @@ def test_resumed_training_is_identical(folder, tmp_path):
         return train(folder, save, "--disable-validation", *workers, *flags)
 
     assert_resumes(run, tmp_path, (6, 10))
-
-
-def test_missing_pillow(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairseq_lrpe.models.argument_validation.find_spec", lambda name: None)
-    assert_rejected(train(folder, tmp_path / "save"), "run `pip install pillow`", tmp_path / "save")
-
-
-@pytest.mark.parametrize(("change", "flags", "message"), [
-    (remove_file("about.json"), "", "about.json is missing or damaged"),
-    (replace_labels([0] * 24 + [3]), "", "instead of 0 to 2, the labels of about.json"),
-    (None, "--arch linear_vit_rope --image-size 33", "--image-size 33 is not divisible by --patch-size 16"),
-    (None, "--arch linear_lm_rope", "requires an architecture of the family vit"),
-])  # fmt: skip
-def test_invalid_input(change, flags, message, folder, tmp_path):
-    data = corrupted_copy(folder, tmp_path, change)
-    assert_rejected(train(data, tmp_path / "save", *flags.split()), message, tmp_path / "save")
 
 
 def optimizer_of():

@@ -150,20 +150,6 @@ def test_task_and_memory_are_restored(trained, data_bin, caplog):
         assert done.returncode == 0 and float(found[1]) == pytest.approx(restored, abs=1e-3), done.stderr
 
 
-def test_checkpoints_of_different_tasks_are_rejected(trained, data_bin, tmp_path):
-    one = ["--max-update", 1, "--disable-validation"]
-    train(tmp_path / "memory", data_bin, *one, "--memory-length", 8)
-    done = train_here(*train_flags(data_bin, ARCH, tmp_path / "plain", *one))
-    assert done.returncode == 0, done.stderr
-    for name, message in (
-        ("memory", "the checkpoints differ in --memory-length"),
-        ("plain", "the checkpoints are of different tasks (language_modeling, memory_lm)"),
-    ):
-        paths = f"{trained / 'checkpoint_last.pt'}:{tmp_path / name / 'checkpoint_last.pt'}"
-        words = ["--user-dir", PLUGIN, "--path", paths, "--cpu", "--gen-subset", "test"]
-        assert_error(run_here(generate.cli_main, data_bin, *words), message)
-
-
 def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_folder, monkeypatch):
     """The generated texts are longer than segments and memory."""
     words = ["--user-dir", PLUGIN, "--path", trained / "checkpoint_last.pt", "--cpu", "--num-workers", 0]
