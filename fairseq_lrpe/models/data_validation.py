@@ -19,8 +19,8 @@ def check_data(args, splits: list[str]) -> None:
     """Raises a UserError if a data folder does not exist, or if files of ``splits`` do not match.
 
     All folders must have the same dictionary. Folders after the first contain only shards of the training
-    set. Sources of question generators must not exceed --max-source-positions. If all files of a text are
-    missing, fairseq reports it. The data of other plugins' tasks are not checked.
+    set. If all files of a text are missing, fairseq reports it. The data of other plugins' tasks are not
+    checked.
     """
     if args.task not in FAMILIES:  # a task of another plugin
         return
@@ -37,24 +37,7 @@ def check_data(args, splits: list[str]) -> None:
                 check_binary(prefix)
             if args.task in ("classification", "image_classification"):
                 check_labeled(folder, split, images=args.task == "image_classification")
-        if args.task == "question_generation" and not args.skip_invalid_size_inputs_valid_test:
-            from fairseq_lrpe.models.question_generator import QuestionGeneratorConfig  # imports this module
-
-            # fairseq adds the defaults of a model's flags after this check.
-            limit = getattr(args, "max_source_positions", QuestionGeneratorConfig.max_source_positions)
-            check_source_length(folder, limit)
         splits = splits[:1]
-
-
-def check_source_length(folder: Path, limit: int) -> None:
-    """Raises a UserError if a source has more than ``limit`` tokens; fairseq would skip it in training."""
-    indices = [MMapIndexedDataset.Index(str(path)) for path in folder.glob("*.source.idx")]
-    longest = max((index.sizes.max() for index in indices), default=0)
-    if longest > limit:
-        raise UserError(
-            f"{folder} has a source of {longest} tokens, more than --max-source-positions {limit}: pass "
-            f"--max-source-positions {longest}, or prepare the data with --longest {limit}"
-        )
 
 
 def check_labeled(folder: Path, split: str, images: bool = False) -> None:

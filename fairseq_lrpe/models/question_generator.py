@@ -1,11 +1,13 @@
 """Question generators with BERT as the encoder, and a decoder with a copy mechanism."""
 
+import os
 import zlib
 from argparse import Namespace
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 
 import torch
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.models.transformer import Embedding, TransformerModelBase
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
@@ -165,8 +167,17 @@ class QuestionGeneratorModel(TransformerModelBase):
 
     @staticmethod
     def check_data(cfg, args):
-        """Raises a UserError if the BERT of --encoder is unreadable or does not match flags or data."""
-        if cfg.encoder != bert_weights.SCRATCH:  # fairseq's dummy tasks have no data
+        """Raises a UserError if BERT does not match flags or data, or if a source is too long.
+
+        fairseq would skip sources in training that are longer than --max-source-positions.
+        """
+        folders = getattr(args, "data", "").split(os.pathsep)  # fairseq's dummy tasks have no data
+        paths = [path for folder in folders for path in Path(folder).glob("*.source.idx")]
+        indices = [MMapIndexedDataset.Index(str(path)) for path in paths]
+        longest, limit = max((index.sizes.max() for index in indices), default=0), cfg.max_source_positions
+        if longest > limit and not args.skip_invalid_size_inputs_valid_test:
+            raise UserError(f"a source has {longest} tokens, more than --max-source-positions {limit}")
+        if cfg.encoder != bert_weights.SCRATCH:
             bert_weights.check(cfg, Path(args.data, word_pieces.VOCABULARY))
 
     @classmethod

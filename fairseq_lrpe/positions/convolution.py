@@ -26,14 +26,10 @@ class Convolution(AbsolutePosition):
     The parameter is ``weight`` (k, E). The time is O(L E k).
     """
 
-    kernel_size = 3
-
     def __init__(self, **shared):
         super().__init__(**shared)
-        self.left_context = self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
-        self.right_context = self.kernel_size - 1 - self.left_context
-        bound = self.kernel_size**-0.5
-        self.weight = nn.Parameter(torch.empty(self.kernel_size, self.embed_dim).uniform_(-bound, bound))
+        self.left_context, self.right_context = (2, 0) if self.causal else (1, 1)
+        self.weight = nn.Parameter(torch.empty(3, self.embed_dim).uniform_(-(3**-0.5), 3**-0.5))
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         length = x.size(1)

@@ -64,6 +64,8 @@ def test_invalid_checkpoint(checkpoint, data_bin, tmp_path):
     assert_error(run_here(EVALUATIONS["fairseq-eval-lm"], *words), message)
     words = train_flags(data_bin, "linear_lm_base", tmp_path / "save", "--restore-file", path)
     assert_rejected(train_here(*words), message, tmp_path / "save")
+    path.rename(tmp_path / "checkpoint_last.pt")
+    assert_error(train_here(*train_flags(data_bin, "linear_lm_base", tmp_path)), message)
 
 
 def test_shard_with_another_dictionary(data_bin, tmp_path):

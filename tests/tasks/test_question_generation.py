@@ -95,7 +95,7 @@ def test_training_from_bert_saves_a_standalone_checkpoint(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--max-source-positions 20", "a source of 25 tokens, more than --max-source-positions 20"),
+    ("--max-source-positions 20", "a source has 25 tokens, more than --max-source-positions 20"),
     ("--attention linear", "needs the score matrix, which linear attention does not compute"),
     ("--task translation -s source -t question", "--task translation requires an architecture"),
 ])  # fmt: skip
