@@ -45,6 +45,9 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
         state = _load(path)
         if not isinstance(state, dict):
             raise UserError("it contains no dictionary")
+        if state.get("args"):  # fairseq's older format
+            args, names = vars(state["args"]), {"model": "arch", "task": "task"}
+            state["cfg"] = {part: {"_name": args[name], **args} for part, name in names.items()}
         missing = [part for part in ("cfg", "model", "extra_state") if not isinstance(state.get(part), dict)]
         if "optimizer_history" not in state and "best_loss" not in state:
             missing.append("optimizer_history")

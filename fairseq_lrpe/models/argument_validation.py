@@ -4,6 +4,7 @@ Invalid flags of this plugin, and arguments that would silently give wrong resul
 error that suggests a fix. All other flags are validated by fairseq itself.
 """
 
+import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_lrpe.encodings import ENCODINGS
-from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
+from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
 from fairseq_lrpe.methods import ATTENTIONS, LISTING, METHODS
 from fairseq_lrpe.models.data_validation import check_data
 from fairseq_lrpe.ops.linear_attention.fla import fla_missing_requirement
@@ -78,12 +79,27 @@ def check_block_length(args) -> None:
 
 
 def check_restored_checkpoint(args) -> None:
-    """Raises a UserError if the checkpoint with which training would start cannot be read."""
-    start, last = args.restore_file, Path(args.save_dir, "checkpoint_last.pt")
-    if start == last.name:
-        start = last if last.exists() else args.finetune_from_model
-    if start:
-        read_checkpoint(Path(start), "pass one that fairseq-train wrote")
+    """Raises a UserError if the checkpoint with which training would start cannot be read.
+
+    If it is ``checkpoint_last.pt``, the newest readable checkpoint in its folder, if any, replaces it in
+    ``args``, and a warning is printed.
+    """
+    remedy, last = "pass one that fairseq-train wrote", Path(args.save_dir, "checkpoint_last.pt")
+    if args.restore_file != last.name:
+        read_checkpoint(Path(args.restore_file), remedy)
+    elif last.exists():
+        try:
+            read_checkpoint(last, remedy)
+        except ValueError as error:
+            newest = newest_readable(last.parent)
+            if newest is None:
+                raise UserError(
+                    f"{error}, and its folder has no readable one: remove {last.name} to train from scratch"
+                ) from None
+            print(f"fairseq_lrpe: {error}: continuing from {newest}", file=sys.stderr)
+            args.restore_file, args.finetune_from_model = str(newest), None
+    elif args.finetune_from_model:
+        read_checkpoint(Path(args.finetune_from_model), remedy)
 
 
 def check_task(task: str, family: str) -> None:

@@ -48,8 +48,19 @@ def _register(family, arch, model_cls, config_cls, flags, source):
             cls.check(args)
         return super(model, cls).build_model(args, task)
 
+    def load_state_dict(self, *args, **kwargs):
+        try:
+            return super(model, self).load_state_dict(*args, **kwargs)
+        except RuntimeError as error:  # the message is a title, followed by lines with mismatched parameters
+            reason = str(error).splitlines()[1].strip().removesuffix(".")
+            raise SystemExit(
+                f"fairseq_lrpe: the checkpoint does not match the model: {reason}: pass the flags and "
+                "data that it was trained with"
+            ) from None
+
     methods = {"add_args": staticmethod(add_args), "build_model": classmethod(build_model)}
-    model = type(arch, (model_cls,), methods | {"__doc__": source, "__dataclass": config})
+    methods |= {"__doc__": source, "__dataclass": config, "load_state_dict": load_state_dict}
+    model = type(arch, (model_cls,), methods)
 
     def check_arguments(args):
         # fairseq calls this function after parsing the command line, before it writes anything.

@@ -76,6 +76,7 @@ CALLS = [
     ("evaluate-synthetic", "{checkpoint} x a:num_item=3", "unknown size 'num_item' (did you mean"),
     ("evaluate-synthetic", "{checkpoint} x a:num_items=many", "invalid evaluation value: 'a:num_items=many'"),
     ("evaluate-synthetic", "{checkpoint} x test:", "expected a model of synthetic_lm"),
+    ("evaluate-synthetic", "{checkpoint} x :num_items=4", "':num_items=4' has no name: expected NAME:SIZE"),
     ("evaluate-synthetic", "{checkpoint} README.md test:", "README.md is not a writable folder"),
     ("synthetic", "search --tokens-per-sample 1", "is too short for search"),
     *OUTPUTS,

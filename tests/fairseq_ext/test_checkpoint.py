@@ -6,6 +6,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from omegaconf import DictConfig
+from support.commands import assert_same_weights, load_last_checkpoint
 
 from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
 
@@ -57,6 +58,47 @@ def test_reason_in_one_sentence(tmp_path):
 UPDATES = ["--save-interval-updates", 2, "--disable-validation", "--dropout", 0.1]
 
 
+@pytest.fixture(scope="module")
+def four(train, tmp_path_factory):
+    """A training with checkpoints of two and four updates; checkpoint_last.pt is a copy."""
+    folder = tmp_path_factory.mktemp("four")
+    assert train("linear_lm_tmlr_type1", folder, *UPDATES, "--max-update", 4).returncode == 0
+    assert {"checkpoint_1_2.pt", "checkpoint_1_4.pt", "checkpoint_last.pt"} <= set(_names(folder))
+    return folder
+
+
+def _names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_training_continues_from_newest_readable(four, train, tmp_path):
+    folder = tmp_path / "save"
+    shutil.copytree(four, folder)
+    cut(folder / "checkpoint_last.pt", 0.5)
+    done = train("linear_lm_tmlr_type1", folder, *UPDATES, "--max-update", 6)
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint_last.pt is not a readable checkpoint of fairseq" in done.stderr
+    assert f"continuing from {folder / 'checkpoint_1_4.pt'}" in done.stderr
+
+    whole = tmp_path / "whole"
+    shutil.copytree(four, whole)
+    done = train("linear_lm_tmlr_type1", whole, *UPDATES, "--max-update", 6)
+    assert done.returncode == 0 and "continuing" not in done.stderr
+    assert_same_weights(folder, whole)
+    assert load_last_checkpoint(folder)["optimizer_history"][-1]["num_updates"] == 6
+
+
+def test_folder_without_readable_checkpoint(four, train, tmp_path):
+    shutil.copytree(four, tmp_path / "save")
+    for path in (tmp_path / "save").iterdir():
+        cut(path, 0.999)
+    before = _names(tmp_path / "save")
+    done = train("linear_lm_tmlr_type1", tmp_path / "save", *UPDATES, "--max-update", 6)
+    [line] = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and line.endswith("remove checkpoint_last.pt to train from scratch")
+    assert _names(tmp_path / "save") == before
+
+
 def test_kill_while_copying_leaves_no_truncated_checkpoint(train, monkeypatch, tmp_path):
     """fairseq writes the first file of a checkpoint atomically, and copies it to the others."""
 
@@ -68,8 +110,7 @@ def test_kill_while_copying_leaves_no_truncated_checkpoint(train, monkeypatch, t
     monkeypatch.setattr(shutil, "copyfile", killed)
     with pytest.raises(KeyboardInterrupt):
         train("linear_lm_base", tmp_path, *UPDATES, "--max-update", 2)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert "checkpoint_1_2.pt" in names and "checkpoint_last.pt" not in names
+    assert "checkpoint_1_2.pt" in _names(tmp_path) and "checkpoint_last.pt" not in _names(tmp_path)
     monkeypatch.undo()
     assert train("linear_lm_base", tmp_path, *UPDATES, "--max-update", 4).returncode == 0
     for name in ("checkpoint_1_4.pt", "checkpoint_last.pt"):

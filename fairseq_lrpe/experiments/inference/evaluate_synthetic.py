@@ -135,6 +135,8 @@ def evaluation(text: str) -> tuple[str, dict[str, int]]:
     """Converts an argument NAME:SIZE=N,.. to (NAME, {SIZE: N})."""
     name, _, sizes = text.partition(":")
     pairs = [pair.split("=") for pair in sizes.split(",") if pair]
+    if not name:
+        raise ArgumentTypeError(f"{text!r} has no name: expected NAME:SIZE=N,..")
     if wrong := [pair[0] for pair in pairs if pair[0] not in SIZES]:
         raise ArgumentTypeError(f"unknown size {wrong[0]!r}{choices(wrong[0], SIZES)}")
     return name, {size: int(number) for size, number in pairs}

@@ -21,6 +21,7 @@ from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.inference import attention as inference
 from fairseq_lrpe.experiments.reporting import atlas, recording
+from fairseq_lrpe.experiments.reporting.answers import QUESTIONS, answers
 from fairseq_lrpe.experiments.reporting.records import configured_settings, read_runs, read_weights
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
@@ -109,10 +110,10 @@ def test_answers():
     """The answers are those that the recorded numbers give, computed anew."""
     frame = pd.concat(pd.read_csv(path) for path in (RECORDED / "measurements").glob("*.csv"))
     recorded = read_runs(RECORDED)
-    found = {answer.question: answer for answer in atlas.answers({record.run: record for record in recorded})}
+    found = {answer.question: answer for answer in answers({record.run: record for record in recorded})}
     assert "Linear attention" in found and "Images, linear attention" in found
     frame = frame[frame.changes.isna()].rename(columns={"value": "x"})
-    for question, basis, name, column, attention in atlas.QUESTIONS:
+    for question, basis, name, column, attention in QUESTIONS:
         table = Table(name, "mini")
         cells = [x for x in table.cells if (x.column, x.attention) == (column, attention) and x.runs]
         cell, planned = cells[0], {x.runs[0].method for x in cells if not x.runs[0].changes}
