@@ -1,14 +1,11 @@
-"""Decays at far positions and in half precision."""
+"""Products that decay over far distances, and gradients beside a decay in half precision."""
 
 import copy
 
 import pytest
 import torch
-from support.pairwise_scores import D, H, random_encoding
-from support.tensors import assert_same, randn
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
-from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.decay import decayed_products
 
 
@@ -41,32 +38,3 @@ def test_gradient_of_angles_beside_a_decay_in_half_precision(attention, dtype):
         gradients += torch.autograd.grad(out, module.encoding.theta, outer.to(like))
     error = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
     assert error < 4 * torch.finfo(dtype).eps
-
-
-@pytest.mark.parametrize("length, dtype", [(100_000, torch.float32), (8192, torch.float16)])
-def test_per_is_exact_where_the_published_quotient_overflows(length, dtype):
-    encoding = random_encoding("per").to(dtype)
-    q, k, v = (torch.rand(1, H, length, D).to(dtype) for _ in range(3))
-    q, k = encoding(q, k)
-    decay, options = encoding.log_decay(), {"causal": True, "normalize": True}
-    ours = linear_attention(q, k, v, log_decay=decay, **options)
-
-    # As published: q rⁱ and k r⁻ʲ.
-    r, s = decay.exp()[:, None, None].to(dtype), torch.arange(length)[:, None]
-    theirs = linear_attention(q * r**s, k * r**-s, v, **options)
-    assert not theirs[:, :, -1].isfinite().any()
-
-    bound = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
-    for i in (length // 2, length - 1):
-        weights = (q[:, :, i, None].double() * k[:, :, : i + 1].double()).sum(-1)
-        weights = weights * torch.exp(decay[:, None] * (i - torch.arange(i + 1)))
-        expected = (weights[..., None] * v[:, :, : i + 1].double()).sum(2) / weights.sum(-1, keepdim=True)
-        torch.testing.assert_close(ours[:, :, i].double(), expected, rtol=bound, atol=bound)
-
-
-def test_shifted_keys_of_lrpe_decay():
-    k = randn(2, H, 9, D)
-    for layer in (1, 2):
-        encoding = random_encoding("lrpe_decay", layer=layer, layers=5, first_layer=True)
-        encoded = encoding(k, k)[1][:, :, 5:]
-        assert_same(encoding.shift_keys(encoded, 5), encoding(k, k[:, :, 5:])[1])

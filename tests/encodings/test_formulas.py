@@ -17,14 +17,13 @@ from support.pairwise_scores import (
     H,
     all_scores,
     check_scores,
-    pairwise_matrix,
-    products,
     random_encoding,
+    rope_angles,
+    rotated,
 )
-from support.tensors import assert_same, randn, with_gradients
+from support.tensors import assert_same, randn
 
 from fairseq_lrpe.encodings import ENCODINGS
-from fairseq_lrpe.ops import linear_attention
 
 E = H * D
 LAYER, LAYERS = 2, 5
@@ -199,20 +198,6 @@ def huang(encoding, q, k, i, j, h):
 # Encodings of q and k. Their formulas return the product and the term that a decay adds to the scaled score.
 
 
-def rotated(x, angles):
-    """Multiplies x_2t + i x_2t+1 by exp(i θ_t)."""
-    out = []
-    for t, angle in enumerate(angles):
-        a, b = x[..., 2 * t], x[..., 2 * t + 1]
-        angle = torch.as_tensor(angle, dtype=torch.float64)
-        out += [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()]
-    return torch.stack(out, dim=-1)
-
-
-def rope_angles(position, d=D):
-    return [position * 10000 ** (-2 * t / d) for t in range(d // 2)]
-
-
 def none(encoding, q, k, i, j, h):
     return (q * k).sum(-1), 0
 
@@ -223,9 +208,8 @@ def rope(encoding, q, k, i, j, h):
 
 def p_rope(encoding, q, k, i, j, h):
     """Barbero et al. 2025: RoPE without the lowest frequencies."""
-    kept = int(encoding.p * D // 2)
-    q, k = (rotated(x, rope_angles(at)[:kept] + [0.0] * (D // 2 - kept)) for x, at in ((q, i), (k, j)))
-    return (q * k).sum(-1), 0
+    kept = torch.arange(D // 2) < int(encoding.p * D // 2)
+    return (rotated(q, kept * rope_angles(i)) * rotated(k, kept * rope_angles(j))).sum(-1), 0
 
 
 def fope(encoding, q, k, i, j, h):
@@ -365,7 +349,6 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     ("lrpe_decay", {"layer": 1, "layers": LAYERS, "first_layer": True}, {}),
     ("lrpe_decay", {"layer": LAYER, "layers": LAYERS, "first_layer": True}, {}),
 ]
-DECAYS = [case for case in CASES if case[0] in ("per", "alibi", "retnet", "xpos", "lrpe_decay")]
 
 
 def build(name, causal, options, parameters):
@@ -390,41 +373,6 @@ def test_scores_and_gradients_match_formula(name, options, parameters):
         if causal or ENCODINGS[name].bidirectional:
             encoding = build(name, causal, options, parameters)
             check_scores(score, encoding, *shape)
-
-
-@pytest.mark.parametrize("name", sorted({*PRODUCTS} - {"xpos"}))  # its features decay differently
-def test_products_at_offsets_match_formula(name):
-    """Noise of conv_spe at positions 58 to 70 is that of two blocks. Decays are applied to the products."""
-    options = {"conv_spe": {"kernel_size": 5}, "lrpe_decay": {"layers": LAYERS, "first_layer": True}}
-    encoding = random_encoding(name, not ENCODINGS[name].bidirectional, **options.get(name, {}))
-    q, k = (randn(2, H, n, D, seed=n).requires_grad_() for n in (3, 4))
-
-    def product(encoding, q, k, i, j, h):
-        found, _ = PRODUCTS[name](encoding, q, k, i, j, h)
-        return found
-
-    leaves = [q, k, *encoding.parameters()]
-    for offsets in ((7, 2), (62, 58)):
-        expected = pairwise_matrix(product, encoding, q, k, *offsets, causal=False)
-        found = products(encoding, q, k, *offsets)
-        assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-9)
-
-
-@pytest.mark.parametrize("name, options, parameters", DECAYS, ids=str)
-@pytest.mark.parametrize("chunk_size", [None, 4])
-def test_decays_in_linear_attention_match_formula(name, options, parameters, chunk_size):
-    encoding = build(name, True, options, parameters)
-    q, k, v = leaves = [randn(2, H, 9, D, seed=s).requires_grad_() for s in range(3)]
-
-    def weight(encoding, q, k, i, j, h):
-        product, added = PRODUCTS[name](encoding, q, k, i, j, h)
-        return product * math.exp(added)
-
-    decay = {"log_decay": encoding.log_decay(), "chunk_size": chunk_size}
-    found = linear_attention(*encoding(q, k), v, causal=True, normalize=False, **decay)
-    expected = pairwise_matrix(weight, encoding, q, k) @ v
-    leaves += encoding.parameters()
-    assert_same(with_gradients(found, leaves), with_gradients(expected, leaves))
 
 
 OTHER_FILES = ("lrpe", "cope", "dape", "stick_breaking", "rope_mixed", "liere")
