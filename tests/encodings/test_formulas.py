@@ -214,20 +214,13 @@ def p_rope(encoding, q, k, i, j, h):
 
 def fope(encoding, q, k, i, j, h):
     """Hua et al. 2025, Eq. 13, for the real and the imaginary part."""
-    frequencies = [10000 ** (-2 * t / D) for t in range(D // 2)]
-    kept = [t for t in range(D // 2) if frequencies[t] >= 2 * math.pi / encoding.length.item()]
+    kept = rope_angles(1) >= 2 * math.pi / encoding.length.item()
 
     def encode(x, position):
-        out = []
-        for t in range(D // 2):
-            a, b = x[..., 2 * t], x[..., 2 * t + 1]
-            cos, sin = (f(position * frequencies[t]) for f in (math.cos, math.sin))
-            for u in kept:
-                cos = cos + encoding.cosine[h, u, t] * math.cos(position * frequencies[u])
-                sin = sin + encoding.sine[h, u, t] * math.sin(position * frequencies[u])
-            cos, sin = (cos, sin) if t in kept else (1, 0)
-            out += [a * cos - b * sin, a * sin + b * cos]
-        return torch.stack(out, dim=-1)
+        a, b, angles = x[..., ::2], x[..., 1::2], rope_angles(position)
+        cos = torch.where(kept, angles.cos() + (kept * angles.cos()) @ encoding.cosine[h], 1)
+        sin = torch.where(kept, angles.sin() + (kept * angles.sin()) @ encoding.sine[h], 0)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
     return (encode(q, i) * encode(k, j)).sum(-1), 0
 
@@ -247,17 +240,15 @@ def per(encoding, q, k, i, j, h):
 
 def spe(encoding, q, k, i, j, h):
     """Σ_r q̂_r k̂_r, summed over the realizations r."""
-    q_hat, k_hat, gate = 0, 0, torch.sigmoid(encoding.gate[h])
-    for n in range(D):
-        z1, z2, z3 = encoding.noise[:, h, n]
-        frequency = torch.sigmoid(encoding.freqs[h, n, 0]) / 2
-        gain = torch.log(1 + torch.exp(encoding.gains[h, n, 0])) / math.sqrt(2)
-        phases = 2 * math.pi * frequency * i + encoding.offsets[h, n, 0], 2 * math.pi * frequency * j
-        code_q, code_k = (
-            (1 - gate[n]).sqrt() * gain * (p.cos() * z1 + p.sin() * z2) + gate[n].sqrt() * z3 for p in phases
-        )
-        q_hat, k_hat = q_hat + q[:, n, None] * code_q, k_hat + k[:, n, None] * code_k
-    return (q_hat * k_hat).sum(-1) / math.sqrt(D * encoding.noise.size(-1)), 0
+    (z1, z2, z3), gate = encoding.noise[:, h], torch.sigmoid(encoding.gate[h])[:, None]
+    frequency = torch.sigmoid(encoding.freqs[h]) / 2
+    gain = torch.log(1 + torch.exp(encoding.gains[h])) / math.sqrt(2)
+    phases = 2 * math.pi * frequency * i + encoding.offsets[h], 2 * math.pi * frequency * j
+    q, k = (
+        x @ ((1 - gate).sqrt() * gain * (p.cos() * z1 + p.sin() * z2) + gate.sqrt() * z3)
+        for x, p in zip((q, k), phases, strict=True)
+    )
+    return (q * k).sum(-1) / math.sqrt(D * encoding.noise.size(-1)), 0
 
 
 def conv_spe(encoding, q, k, i, j, h):

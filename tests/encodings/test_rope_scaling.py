@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from support.pairwise_scores import rotated
-from support.tensors import assert_same, randn, with_gradients
+from support.tensors import assert_same, perturbed, randn, with_gradients
 from torch import nn
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding
@@ -278,35 +278,18 @@ def test_attention_of_hugging_faces_llama(scaling, d):
     if scaling.type == "llama3":
         values |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
         values["original_max_position_embeddings"] = scaling.original_length
-    config = LlamaConfig(
-        hidden_size=H * d,
-        num_attention_heads=H,
-        num_key_value_heads=H,
-        max_position_embeddings=scaling.original_length or L,
-        rope_scaling=values,
-        attention_bias=True,
-        attn_implementation="eager",
-    )
-    torch.manual_seed(0)
-    theirs, ours = (
-        LlamaAttention(config, 0).double(),
-        SoftmaxAttention(H * d, H, "rope", causal=True).double(),
-    )
-    scale_rotations(ours, scaling)
+    sizes = {"hidden_size": H * d, "num_attention_heads": H, "num_key_value_heads": H}
+    sizes["max_position_embeddings"] = scaling.original_length or L
+    config = LlamaConfig(**sizes, rope_scaling=values, attention_bias=True, attn_implementation="eager")
+    theirs, ours = LlamaAttention(config, 0), SoftmaxAttention(H * d, H, "rope", causal=True)
+    weights = {name.replace("o_proj", "out_proj"): x for name, x in perturbed(theirs).state_dict().items()}
     # Their pair t consists of the features t and t + d/2 of a head.
     order = torch.arange(H * d).view(H, 2, d // 2).mT.flatten()
+    ours.load_state_dict({name: x[order] if name[0] in "qk" else x for name, x in weights.items()})
+    scale_rotations(ours, scaling)
+    x = 3 * randn(B, L, H * d)
+    mask = torch.full((L, L), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    places = LlamaRotaryEmbedding(config)(x, torch.arange(L)[None])  # computed in float32
     with torch.no_grad():
-        for name in ("q", "k", "v"):
-            source, target = (getattr(x, f"{name}_proj") for x in (theirs, ours))
-            rows = torch.arange(H * d) if name == "v" else order
-            source.bias.normal_()
-            target.weight.copy_(source.weight[rows])
-            target.bias.copy_(source.bias[rows])
-        ours.out_proj.weight.copy_(theirs.o_proj.weight)
-        ours.out_proj.bias.copy_(theirs.o_proj.bias)
-        x = 3 * randn(B, L, H * d)
-        mask = torch.full((L, L), -torch.inf, dtype=torch.float64).triu(1)[None, None]
-        # cos and sin are computed in float32.
-        places = LlamaRotaryEmbedding(config)(x, torch.arange(L)[None])
-        expected, _ = theirs(x, position_embeddings=places, attention_mask=mask)
-        assert (expected - ours(x)).abs().max() < 1e-6 * expected.abs().max()
+        expected, _ = theirs.double()(x, position_embeddings=places, attention_mask=mask)
+        assert (expected - ours.double()(x)).abs().max() < 1e-6 * expected.abs().max()
