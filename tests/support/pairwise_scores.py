@@ -11,6 +11,7 @@ SHAPES = [  # (causal, queries, keys, q_offset)
     (True, 3, 8, 5),
     (False, 6, 6, 0),
     (False, 2, 9, 3),
+    (False, 4, 4, 3),
 ]
 
 
