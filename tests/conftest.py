@@ -55,6 +55,14 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def set_threads():
+    """Returns a function that sets the number of torch's threads, which is reset after the test."""
+    number = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(number)
+
+
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")

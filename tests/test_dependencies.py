@@ -155,11 +155,16 @@ print(*set(sys.argv[1:]) & set(sys.modules), len(ENCODINGS))
 """
 
 
+def run_without(missing, program):
+    """Runs a program in which packages cannot be imported."""
+    modules = {package: module for module, package in PACKAGES.items()}
+    names = sorted(modules.get(name, name) for name in missing)
+    return run_command(BIN / "python", "-c", WITHOUT_OTHER_PACKAGES + program, *names)
+
+
 def test_core_runs_where_only_torch_is_installed():
     missing = packages(files("fairseq_lrpe", "data_prep")) | {"transformers"}
-    modules = {package: module for module, package in PACKAGES.items()}
-    missing = {modules.get(name, name) for name in missing - {"torch"}}
-    done = run_command(BIN / "python", "-c", WITHOUT_OTHER_PACKAGES + CORE, *sorted(missing))
+    done = run_without(missing - {"torch"}, CORE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(len(ENCODINGS))
 
@@ -172,36 +177,25 @@ FAIRSEQ = set(
 
 def test_plugin_imports_only_what_fairseq_requires():
     missing = packages(files("fairseq_lrpe", "data_prep")) - FAIRSEQ
-    modules = {package: module for module, package in PACKAGES.items()}
-    program = WITHOUT_OTHER_PACKAGES + "import fairseq_lrpe.models"
-    done = run_command(BIN / "python", "-c", program, *sorted(modules.get(name, name) for name in missing))
+    done = run_without(missing, "import fairseq_lrpe.models")
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (
-            "import torch.serialization; del torch.serialization.add_safe_globals",
-            "install torch 2.4 or newer",
-        ),
-        ("import sys; sys.modules['fairseq.data.data_utils_fast'] = None", "fairseq was not built for numpy"),
-    ],
-)
+@pytest.mark.parametrize("change, message", [
+    ("import torch.serialization; del torch.serialization.add_safe_globals", "install torch 2.4 or newer"),
+    ("import sys; sys.modules['fairseq.data.data_utils_fast'] = None", "fairseq was not built for numpy"),
+])  # fmt: skip
 def test_unsupported_versions(change, message):
     command = "import sys; sys.argv = ['fairseq-train']; import fairseq_lrpe.models"
-    for program, start in (
-        (command, "fairseq_lrpe: "),
-        ("import fairseq_lrpe.models", "ImportError: fairseq_lrpe: "),
-    ):
+    starts = {command: "fairseq_lrpe: ", "import fairseq_lrpe.models": "ImportError: fairseq_lrpe: "}
+    for program, start in starts.items():
         done = run_command(BIN / "python", "-c", f"{change}; {program}")
         assert done.returncode == 1 and message in done.stderr.splitlines()[-1]
         assert done.stderr.splitlines()[-1].startswith(start)
 
 
 def test_commands_name_the_extra_where_only_torch_is_installed():
-    program = WITHOUT_OTHER_PACKAGES + "from fairseq_lrpe.cli import main; main(['table'])"
-    done = run_command(BIN / "python", "-c", program, "omegaconf")
+    done = run_without({"omegaconf"}, "from fairseq_lrpe.cli import main; main(['table'])")
     message = "lrpe table: omegaconf is not installed: run `pip install 'fairseq-lrpe[train]'`"
     assert (done.returncode, done.stderr.strip()) == (1, message)

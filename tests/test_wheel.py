@@ -11,13 +11,10 @@ from support.tiny import BIN, REPOSITORY
 pytestmark = pytest.mark.slow
 
 WHEEL = "fairseq_lrpe-1.0.0-py3-none-any.whl"
-SMALL = [f"train.decoder_{name}=8" for name in ("embed_dim", "ffn_embed_dim")]
-SMALL += [
-    "updates=2",
-    "train.decoder_layers=1",
-    "train.decoder_attention_heads=2",
-    "train.save_interval_updates=2",
-]
+SMALL = (
+    "updates=2 train.save_interval_updates=2 train.decoder_layers=1 train.decoder_embed_dim=8 "
+    "train.decoder_ffn_embed_dim=8 train.decoder_attention_heads=2"
+).split()
 
 
 def python(folder, *words, **environ):
@@ -54,10 +51,9 @@ def test_content(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = [path for part in ("fairseq_lrpe", "data_prep") for path in (REPOSITORY / part).rglob("*.py")]
     expected = {str(path.relative_to(REPOSITORY)) for path in modules}
-    expected |= {
-        f"fairseq_lrpe/{path.relative_to(REPOSITORY)}" for path in REPOSITORY.glob("configs/*/*.yaml")
-    }
-    expected |= {str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("fairseq_lrpe/**/*.jinja")}
+    configs, templates = REPOSITORY.glob("configs/*/*.yaml"), REPOSITORY.glob("fairseq_lrpe/**/*.jinja")
+    expected |= {f"fairseq_lrpe/{path.relative_to(REPOSITORY)}" for path in configs}
+    expected |= {str(path.relative_to(REPOSITORY)) for path in templates}
     expected.add("data_prep/sources.yaml")
     assert {name for name in names if ".dist-info/" not in name} == expected
 
@@ -66,9 +62,8 @@ def test_commands_outside_of_a_checkout(installed, data_bin, tmp_path):
     environ = {"PYTHONPATH": str(installed), "COLUMNS": "200"}
     done = python(tmp_path, "-m", "fairseq_lrpe", "table", "quickstart", "--cpu", **environ)
     message = f"lm/quickstart is skipped: {tmp_path}/data/text/bin lacks dict.txt"
-    assert (
-        done.returncode == 1 and message in done.stderr and "`lrpe prepare text` prepares it" in done.stderr
-    )
+    assert done.returncode == 1 and message in done.stderr
+    assert "`lrpe prepare text` prepares it" in done.stderr
     assert not list(tmp_path.iterdir())
 
     words = ["table", "quickstart", "--cpu", "--methods", "rope", f"data={data_bin}", *SMALL]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 from support.tensors import assert_same, with_gradients
-from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention.fairseq_adapter import (
     FairseqLinearAttention,
@@ -17,16 +16,10 @@ from fairseq_lrpe.attention.fairseq_adapter import (
 )
 from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.encodings import build_encoding, softmax_scores
+from fairseq_lrpe.ops import FEATURE_MAPS
 
 H, D, B, L = 2, 4, 3, 7
 E = H * D
-PHI = {
-    "elu": lambda x: torch.where(x > 0, x + 1, torch.exp(x)),
-    "relu": lambda x: (x + x.abs()) / 2,
-    "exp": lambda x: math.e**x,
-    "softplus": lambda x: torch.log(1 + torch.exp(x)),
-    "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
-}
 LRPE = {
     "type1": {"core": "unitary", "learn_theta": True, "learn_householder": True},
     "type2": {"core": "orthogonal", "learn_theta": True},
@@ -61,6 +54,7 @@ KINDS = [  # attention, encoding, causal, options
     ("softmax", "t5", True, {}),
     ("softmax", "t5", False, {}),
     ("softmax", "roper", True, {}),
+    ("softmax", "rope_values", False, {}),
     linear("none", False, "denominator"),
     linear("rope", True, "denominator"),
     linear("type1", False, "denominator", "relu"),
@@ -89,7 +83,7 @@ def definition(module, x, padding=None, linear_norm=None, feature_map="elu"):
     if linear_norm is None:
         weights = softmax_scores(encoding, *encoding(q, k)).masked_fill(hidden, -torch.inf).exp()
     else:
-        q, k = PHI[feature_map](q), PHI[feature_map](k)
+        q, k = FEATURE_MAPS[feature_map](q), FEATURE_MAPS[feature_map](k)
         decay = encoding.log_decay()
         decay = 1 if decay is None else torch.exp(decay[:, None, None] * distance)
         plain, (q, k) = decay * (q @ k.mT), encoding(q, k)
@@ -137,35 +131,6 @@ def test_denominators_are_clamped_at_1e_6(norm):
     features = module.feature_map(module.q_proj(x).unflatten(-1, (H, D))).sum(-1)
     assert (features[..., 0] > 1e-5).all() and (features[..., 1] < 1e-6).all()
     assert_same(module(x)[0], definition(module, x, linear_norm=norm, feature_map="exp"))
-
-
-@pytest.mark.parametrize("name, norm", [("none", None), ("alibi", "content"), ("type1", "layernorm")])
-def test_state(name, norm):
-    """Reordered beams match full sequences. The size of the state is constant in linear attention."""
-    module = build("linear", name, linear_norm=norm) if norm else build("softmax", name)
-    for gradients in (True, False):
-        with torch.set_grad_enabled(gradients):
-            sizes = check_reordered_prefixes(module)
-        assert len(set(sizes)) == (1 if norm else len(sizes))
-
-
-def check_reordered_prefixes(module):
-    x, state, sizes = torch.randn(3, B, E, dtype=torch.float64), {}, []
-    padding = torch.zeros(B, 3, dtype=torch.bool)
-    padding[1, 0] = True
-    module(x, key_padding_mask=padding, incremental_state=state)
-    # Reordering twice between two steps is allowed.
-    for orders in ([[2, 0, 0]], [[1, 1, 2]], [[0, 2, 1, 1, 0]], [[1, 2, 0, 4, 4], [3, 0]]):
-        for order in map(torch.tensor, orders):
-            module.reorder_incremental_state(state, order)
-            x, padding = x[:, order], padding[order]
-        token = torch.randn(1, x.size(1), E, dtype=torch.float64)
-        x, padding = torch.cat([x, token]), torch.nn.functional.pad(padding, (0, 1))
-        out, _ = module(token, incremental_state=state)
-        assert_same(out, module(x, key_padding_mask=padding)[0][-1:])
-        numbers = sum(leaf.numel() for leaf in tree_leaves(state) if torch.is_tensor(leaf))
-        sizes.append(numbers / x.size(1))
-    return sizes
 
 
 @pytest.mark.parametrize("attention", ATTENTION)

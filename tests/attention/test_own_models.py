@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.documents import block
-from support.pairwise_scores import all_scores
-from support.tensors import assert_same, randn, with_gradients
+from support.pairwise_scores import heads, score_of_pair
+from support.tensors import assert_same, perturbed, randn, with_gradients
 from support.tiny import REPOSITORY
 from torch import nn
 
@@ -70,15 +70,7 @@ every = pytest.mark.parametrize("name, options, causal", CASES, ids=str)
 
 def build(attention, name, causal=True, **options):
     """Returns a float64 module with random parameters."""
-    module = attention(E, H, name, causal=causal, max_positions=16, **options).double().eval()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return module
-
-
-def heads(module, x):
-    return [module.split_heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj)]
+    return perturbed(attention(E, H, name, causal=causal, max_positions=16, **options).double().eval())
 
 
 def encoded(encoding, q, k, *positions, functions="both functions"):
@@ -139,13 +131,6 @@ def test_own_linear_attention_matches_the_module(name, options, causal):
     assert_same(module.out_proj(module.merge_heads(o)), module(x))
 
 
-def score(encoding, q, k, i, j):
-    """Returns the score (H,) of a query (H, d) at position i and a key (H, d) at position j."""
-    keys = torch.zeros(1, H, max(i, j) + 1, D, dtype=q.dtype)  # a bias expects key j at index j
-    keys[0, :, j] = k
-    return all_scores(encoding, q[None, :, None], keys, i)[0, :, 0, j]
-
-
 @every
 def test_positions_of_each_row_match_single_pairs(name, options, causal):
     functions, _ = cells(name, options, causal)
@@ -161,7 +146,8 @@ def test_positions_of_each_row_match_single_pairs(name, options, causal):
     for b, n, m in itertools.product(range(2), range(3), range(5)):
         i, j = int(at_q[b, n]), int(at_k[b, m])
         if i >= j or not causal:
-            assert_same(found[b, :, n, m], score(encoding, q[b, :, n], k[b, :, m], i, j))
+            expected = score_of_pair(encoding, q[b : b + 1, :, n], k[b : b + 1, :, m], i, j)
+            assert_same(found[b : b + 1, :, n, m], expected)
     for queries, keys in ((q[:0], k[:0]), (q[:, :, :0], k)):
         positions = at_q[: len(queries), : queries.size(2)], at_k[: len(keys)]
         empty_q, empty_k, bias = encoded(encoding, queries, keys, *positions, functions=functions)
@@ -232,11 +218,12 @@ def test_states_of_the_wrong_shape():
     x = randn(B, L, E)
     for attention in (LinearAttention, SoftmaxAttention):
         module = build(attention, "rope")
-        fewer_rows = module(x[:1], return_state=True)[1]
-        more_heads = attention(E, 4, "rope", causal=True).double()(x, return_state=True)[1]
-        for wrong in (fewer_rows, more_heads):
-            with pytest.raises(ValueError, match=r"(keys of shape|must have shape)"):
-                module(x, state=wrong)
+        for given in (x, x[:, :1]):  # of a single token, linear attention stores the key
+            fewer_rows = module(given[:1], return_state=True)[1]
+            more_heads = attention(E, 4, "rope", causal=True).double()(given, return_state=True)[1]
+            for wrong in (fewer_rows, module.reorder_state(fewer_rows, torch.tensor([0])), more_heads):
+                with pytest.raises(ValueError, match=r"(the state has|must have shape)"):
+                    module(x, state=wrong)
     softmax_state = module(x, return_state=True)[1]
     with pytest.raises(ValueError, match=r"\(2, 2, 12\), not \(2, 2, 5\)"):
         module(x, state=softmax_state._replace(length=5))

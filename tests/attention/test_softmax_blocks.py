@@ -98,25 +98,6 @@ def test_one_block(rows, name, length):
     assert seen == [(0, length, length)]
 
 
-@pytest.mark.parametrize("name", "shaw_values xl huang_4 per xpos cope path".split())
-@torch.no_grad()
-def test_long_prompt_after_short_prompt(rows, name):
-    module, x = build(name, True), randn(L, B, H * D)
-    padding = torch.zeros(B, L, dtype=torch.bool)
-    padding[1, :20] = True
-    rows(module, None)
-    whole, _ = module(x, key_padding_mask=padding)
-    seen, state = rows(module, 300), {}
-    pieces = [
-        module(x[:30], key_padding_mask=padding[:, :30], incremental_state=state)[0],
-        module(x[30:1099], incremental_state=state)[0],
-        module(x[1099:], incremental_state=state)[0],
-    ]
-    assert seen[0] == (0, 30, 30) and sorted(seen)[1][0] == 30 and len(seen) > 4
-    assert seen[-1] == (1099, 1, 1100)
-    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
-
-
 @pytest.mark.parametrize("name, causal", [("t5", True), ("shaw_values", False), ("per", True)])
 def test_backward_uses_the_same_dropout_mask(rows, name, causal):
     """With a fixed mask the output is linear in the value projection: a step adds gradient · step."""

@@ -17,14 +17,13 @@ from support.pairwise_scores import (
     H,
     all_scores,
     check_scores,
-    pairwise_matrix,
-    products,
     random_encoding,
+    rope_angles,
+    rotated,
 )
-from support.tensors import assert_same, randn, with_gradients
+from support.tensors import assert_same, randn
 
 from fairseq_lrpe.encodings import ENCODINGS
-from fairseq_lrpe.ops import linear_attention
 
 E = H * D
 LAYER, LAYERS = 2, 5
@@ -199,20 +198,6 @@ def huang(encoding, q, k, i, j, h):
 # Encodings of q and k. Their formulas return the product and the term that a decay adds to the scaled score.
 
 
-def rotated(x, angles):
-    """Multiplies x_2t + i x_2t+1 by exp(i θ_t)."""
-    out = []
-    for t, angle in enumerate(angles):
-        a, b = x[..., 2 * t], x[..., 2 * t + 1]
-        angle = torch.as_tensor(angle, dtype=torch.float64)
-        out += [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()]
-    return torch.stack(out, dim=-1)
-
-
-def rope_angles(position, d=D):
-    return [position * 10000 ** (-2 * t / d) for t in range(d // 2)]
-
-
 def none(encoding, q, k, i, j, h):
     return (q * k).sum(-1), 0
 
@@ -223,27 +208,19 @@ def rope(encoding, q, k, i, j, h):
 
 def p_rope(encoding, q, k, i, j, h):
     """Barbero et al. 2025: RoPE without the lowest frequencies."""
-    kept = int(encoding.p * D // 2)
-    q, k = (rotated(x, rope_angles(at)[:kept] + [0.0] * (D // 2 - kept)) for x, at in ((q, i), (k, j)))
-    return (q * k).sum(-1), 0
+    kept = torch.arange(D // 2) < int(encoding.p * D // 2)
+    return (rotated(q, kept * rope_angles(i)) * rotated(k, kept * rope_angles(j))).sum(-1), 0
 
 
 def fope(encoding, q, k, i, j, h):
     """Hua et al. 2025, Eq. 13, for the real and the imaginary part."""
-    frequencies = [10000 ** (-2 * t / D) for t in range(D // 2)]
-    kept = [t for t in range(D // 2) if frequencies[t] >= 2 * math.pi / encoding.length.item()]
+    kept = rope_angles(1) >= 2 * math.pi / encoding.length.item()
 
     def encode(x, position):
-        out = []
-        for t in range(D // 2):
-            a, b = x[..., 2 * t], x[..., 2 * t + 1]
-            cos, sin = (f(position * frequencies[t]) for f in (math.cos, math.sin))
-            for u in kept:
-                cos = cos + encoding.cosine[h, u, t] * math.cos(position * frequencies[u])
-                sin = sin + encoding.sine[h, u, t] * math.sin(position * frequencies[u])
-            cos, sin = (cos, sin) if t in kept else (1, 0)
-            out += [a * cos - b * sin, a * sin + b * cos]
-        return torch.stack(out, dim=-1)
+        a, b, angles = x[..., ::2], x[..., 1::2], rope_angles(position)
+        cos = torch.where(kept, angles.cos() + (kept * angles.cos()) @ encoding.cosine[h], 1)
+        sin = torch.where(kept, angles.sin() + (kept * angles.sin()) @ encoding.sine[h], 0)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
     return (encode(q, i) * encode(k, j)).sum(-1), 0
 
@@ -263,17 +240,15 @@ def per(encoding, q, k, i, j, h):
 
 def spe(encoding, q, k, i, j, h):
     """Σ_r q̂_r k̂_r, summed over the realizations r."""
-    q_hat, k_hat, gate = 0, 0, torch.sigmoid(encoding.gate[h])
-    for n in range(D):
-        z1, z2, z3 = encoding.noise[:, h, n]
-        frequency = torch.sigmoid(encoding.freqs[h, n, 0]) / 2
-        gain = torch.log(1 + torch.exp(encoding.gains[h, n, 0])) / math.sqrt(2)
-        phases = 2 * math.pi * frequency * i + encoding.offsets[h, n, 0], 2 * math.pi * frequency * j
-        code_q, code_k = (
-            (1 - gate[n]).sqrt() * gain * (p.cos() * z1 + p.sin() * z2) + gate[n].sqrt() * z3 for p in phases
-        )
-        q_hat, k_hat = q_hat + q[:, n, None] * code_q, k_hat + k[:, n, None] * code_k
-    return (q_hat * k_hat).sum(-1) / math.sqrt(D * encoding.noise.size(-1)), 0
+    (z1, z2, z3), gate = encoding.noise[:, h], torch.sigmoid(encoding.gate[h])[:, None]
+    frequency = torch.sigmoid(encoding.freqs[h]) / 2
+    gain = torch.log(1 + torch.exp(encoding.gains[h])) / math.sqrt(2)
+    phases = 2 * math.pi * frequency * i + encoding.offsets[h], 2 * math.pi * frequency * j
+    q, k = (
+        x @ ((1 - gate).sqrt() * gain * (p.cos() * z1 + p.sin() * z2) + gate.sqrt() * z3)
+        for x, p in zip((q, k), phases, strict=True)
+    )
+    return (q * k).sum(-1) / math.sqrt(D * encoding.noise.size(-1)), 0
 
 
 def conv_spe(encoding, q, k, i, j, h):
@@ -365,7 +340,6 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     ("lrpe_decay", {"layer": 1, "layers": LAYERS, "first_layer": True}, {}),
     ("lrpe_decay", {"layer": LAYER, "layers": LAYERS, "first_layer": True}, {}),
 ]
-DECAYS = [case for case in CASES if case[0] in ("per", "alibi", "retnet", "xpos", "lrpe_decay")]
 
 
 def build(name, causal, options, parameters):
@@ -390,41 +364,6 @@ def test_scores_and_gradients_match_formula(name, options, parameters):
         if causal or ENCODINGS[name].bidirectional:
             encoding = build(name, causal, options, parameters)
             check_scores(score, encoding, *shape)
-
-
-@pytest.mark.parametrize("name", sorted({*PRODUCTS} - {"xpos"}))  # its features decay differently
-def test_products_at_offsets_match_formula(name):
-    """Noise of conv_spe at positions 58 to 70 is that of two blocks. Decays are applied to the products."""
-    options = {"conv_spe": {"kernel_size": 5}, "lrpe_decay": {"layers": LAYERS, "first_layer": True}}
-    encoding = random_encoding(name, not ENCODINGS[name].bidirectional, **options.get(name, {}))
-    q, k = (randn(2, H, n, D, seed=n).requires_grad_() for n in (3, 4))
-
-    def product(encoding, q, k, i, j, h):
-        found, _ = PRODUCTS[name](encoding, q, k, i, j, h)
-        return found
-
-    leaves = [q, k, *encoding.parameters()]
-    for offsets in ((7, 2), (62, 58)):
-        expected = pairwise_matrix(product, encoding, q, k, *offsets, causal=False)
-        found = products(encoding, q, k, *offsets)
-        assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-9)
-
-
-@pytest.mark.parametrize("name, options, parameters", DECAYS, ids=str)
-@pytest.mark.parametrize("chunk_size", [None, 4])
-def test_decays_in_linear_attention_match_formula(name, options, parameters, chunk_size):
-    encoding = build(name, True, options, parameters)
-    q, k, v = leaves = [randn(2, H, 9, D, seed=s).requires_grad_() for s in range(3)]
-
-    def weight(encoding, q, k, i, j, h):
-        product, added = PRODUCTS[name](encoding, q, k, i, j, h)
-        return product * math.exp(added)
-
-    decay = {"log_decay": encoding.log_decay(), "chunk_size": chunk_size}
-    found = linear_attention(*encoding(q, k), v, causal=True, normalize=False, **decay)
-    expected = pairwise_matrix(weight, encoding, q, k) @ v
-    leaves += encoding.parameters()
-    assert_same(with_gradients(found, leaves), with_gradients(expected, leaves))
 
 
 OTHER_FILES = ("lrpe", "cope", "dape", "stick_breaking", "rope_mixed", "liere")

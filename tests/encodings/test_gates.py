@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from support.pairwise_scores import D, H, all_scores, random_encoding
+from support.pairwise_scores import D, H, all_scores, random_encoding, rope_angles, rotated
 from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS, Context
-from fairseq_lrpe.ops import linear_attention
+from fairseq_lrpe.ops import reflections
 
 E = H * D
 CASES = [
@@ -20,6 +20,7 @@ CASES = [
     ("selective_rope", {}),
     ("selective_rope", {"gate": True}),
     ("selective_rope_fox", {"gate": True}),
+    ("path", {}),
     ("path_fox", {}),
 ]
 
@@ -38,7 +39,7 @@ def decays(encoding, x):
     if encoding.name == "gla":
         rows = [log_sigmoid(linear(encoding.w_out, encoding.w_in.weight @ y)) / 16 for y in x]
         return torch.stack(rows).view(-1, H, D)
-    if encoding.name == "selective_rope":
+    if encoding.name in ("selective_rope", "path"):
         return x.new_zeros(len(x), H, D)
     rows = [log_sigmoid(linear(encoding.gate, y)) for y in x]
     return torch.stack(rows)[..., None].expand(-1, H, D)
@@ -47,8 +48,7 @@ def decays(encoding, x):
 def angles(encoding, x):
     """Returns the angles (n, H, D/2) by which each position rotates the pairs of features."""
     if encoding.name == "fox_rope":
-        theta = torch.tensor([10000 ** (-2 * m / D) for m in range(D // 2)], dtype=x.dtype)
-        return torch.stack([t * theta for t in range(len(x))])[:, None].expand(-1, H, -1)
+        return torch.stack([rope_angles(t) for t in range(len(x))])[:, None].expand(-1, H, -1)
     if not encoding.name.startswith("selective_rope"):
         return x.new_zeros(len(x), H, D // 2)
     unit = [y / y.norm() for y in x]
@@ -63,15 +63,6 @@ def angles(encoding, x):
     return torch.stack([torch.stack(row, dim=-1) for row in rows])
 
 
-def rotated(y, angle):
-    """Rotates the pairs of y (D,)."""
-    pairs = []
-    for m, a in enumerate(angle):
-        first, second = y[2 * m], y[2 * m + 1]
-        pairs += [first * a.cos() - second * a.sin(), first * a.sin() + second * a.cos()]
-    return torch.stack(pairs)
-
-
 def reflected(encoding, x, k, h, j, i):
     """Returns H_i ··· H_{j+1} k of PaTH."""
     for s in range(j + 1, i + 1):
@@ -83,7 +74,7 @@ def reflected(encoding, x, k, h, j, i):
     return k
 
 
-def definition(module, x):
+def definition(module, x, window=99):
     """Computes attention of a sentence (n, E)."""
     encoding, softmax = module.encoding, isinstance(module, SoftmaxAttention)
     q, k, v = (p(x).unflatten(-1, (H, D)) for p in (module.q_proj, module.k_proj, module.v_proj))
@@ -93,10 +84,10 @@ def definition(module, x):
     for i in range(len(x)):
         heads = []
         for h in range(H):
-            scores = []
-            for j in range(i + 1):
+            scores, seen = [], range(max(0, i + 1 - window), i + 1)
+            for j in seen:
                 key = k[j, h]
-                if encoding.name == "path_fox":
+                if encoding.name.startswith("path"):
                     key = reflected(encoding, x, key, h, j, i)
                 product = rotated(q[i, h], angle[i, h]) * rotated(key, angle[j, h])
                 log = log_decay[j + 1 : i + 1, h].sum(0)
@@ -106,16 +97,19 @@ def definition(module, x):
                     scores.append((product * log.exp()).sum() / (math.sqrt(D) if softmax else 1))
             weights = torch.stack(scores)
             weights = weights.softmax(0) if softmax else weights / weights.sum().clamp(min=1e-6)
-            heads.append(weights @ v[: i + 1, h])
+            heads.append(weights @ v[seen.start : i + 1, h])
         rows.append(module.out_proj(torch.cat(heads)))
     return torch.stack(rows)
 
 
 @pytest.mark.parametrize("name, options", CASES, ids=str)
 @pytest.mark.parametrize("attention", [SoftmaxAttention, LinearAttention])
-def test_attention_and_gradients_match_definition(attention, name, options):
+def test_attention_and_gradients_match_definition(monkeypatch, attention, name, options):
+    """Keys of PaTH are reflected in blocks."""
     if attention is LinearAttention and not ENCODINGS[name].decomposable:
         return
+    monkeypatch.setattr(reflections, "_BLOCK_SIZE", 3)
+    monkeypatch.setattr(reflections, "_MERGED_BLOCKS", 2)
     module = attention(E, H, random_encoding(name, **options)).double().eval()
     x, padding = randn(2, 11, E).requires_grad_(), torch.zeros(2, 11, dtype=torch.bool)
     padding[1, :2] = padding[1, 9:] = True
@@ -124,21 +118,6 @@ def test_attention_and_gradients_match_definition(attention, name, options):
     expected = definition(module, x[0]), definition(module, x[1, 2:9] if relative else x[1])
     found = out[0], out[1, 2:9] if relative else module(x[1:])[0]
     assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-10)
-
-
-@pytest.mark.parametrize("per_feature", [False, True])
-def test_linear_attention_matches_flash_linear_attention(per_feature):
-    pytest.importorskip("fla")
-    from fla.ops.gla.naive import naive_recurrent_gla
-    from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
-
-    q, k, v = (torch.randn(2, 70, H, D) for _ in range(3))
-    g = -torch.rand(2, 70, H, *[D] * per_feature)
-    naive = naive_recurrent_gla if per_feature else naive_recurrent_simple_gla
-    expected, _ = naive(q * D**0.5, k, v, g)
-    inputs = [x.transpose(1, 2) for x in (q, k, v)]
-    options = {"causal": True, "normalize": False, "log_decay": g.transpose(1, 2)}
-    assert_same(linear_attention(*inputs, **options).transpose(1, 2), expected, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["fox", "path_fox"])
@@ -202,3 +181,39 @@ def test_gates_of_a_long_sequence():
     expected = all_scores(encoding, q, k[:, :, :8], 4, features=context.features)
     seen = torch.ones(4, 8, dtype=torch.bool).tril(4)
     assert_same(found[..., seen], expected[..., seen], 1e-6)
+
+
+# PaTH.
+
+
+def test_window_hides_keys_but_not_reflections():
+    module, x = SoftmaxAttention(E, H, random_encoding("path")).double(), randn(1, 12, E)
+    module.window = 5
+    assert_same(module(x)[0], definition(module, x[0], window=5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@torch.no_grad()
+def test_half_precision_caches_keys_in_float32(dtype):
+    """After 200 steps the error is that of a single score in half precision."""
+    module, x = SoftmaxAttention(E, H, random_encoding("path")).to(dtype), randn(2, 200, E).to(dtype)
+    pieces, state = [], None
+    for part in x.split(1, dim=1):
+        piece, state = module(part, state=state, return_state=True)
+        pieces.append(piece)
+    assert state.past["k"].dtype == torch.float32
+    found, whole = torch.cat(pieces, dim=1), module(x)
+    assert found.dtype == dtype
+    assert (found - whole).float().norm() / whole.float().norm() < 2 * torch.finfo(dtype).eps
+
+
+def test_sizes_of_reflections():
+    """β is between 0 and 2; there is a gradient where it is 0 in float32, as for a logit of -200."""
+    encoding = random_encoding("path", num_heads=8, head_dim=64)
+    steps = encoding.input_features(torch.randn(3, 2 + 7, 512, dtype=torch.float64))
+    assert steps.shape == (3, 8, 7, 64) and (steps.norm(dim=-1) ** 2 < 2 + 1e-9).all()
+    module = SoftmaxAttention(E, H, random_encoding("path")).float()
+    with torch.no_grad():
+        module.encoding.beta.bias.fill_(-200.0)
+    gradients = torch.autograd.grad(module(randn(2, 9, E).float()).sum(), [*module.parameters()])
+    assert all(gradient.isfinite().all() for gradient in gradients)

@@ -1,11 +1,15 @@
 """Compares LRPE with explicit matrices W_s = Pᴴ Λ(s) P, and with the paper's pseudocode."""
 
+import copy
 import math
 
 import pytest
 import torch
 from support.pairwise_scores import pairwise_matrix, products, random_encoding
 from support.tensors import assert_same, randn, with_gradients
+
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.ops.rotation import rotary_frequencies
 
 MAX_POSITIONS = 40
 
@@ -17,19 +21,6 @@ def build(core, rotation, d=6, **options):
         for parameter in encoding.parameters():
             parameter.uniform_(0.1, 1.1)
     return encoding
-
-
-def angles(core, theta_type, d):
-    """Returns the frozen angles of each ``theta_type``."""
-    e = d // 2 + d // 2 % 2 if core == "mixed" else d
-    count = d if core == "unitary" else e // 2
-    step = math.pi / 2 / MAX_POSITIONS
-    formulas = {
-        "a": lambda t: 10000 ** (-2 * t / e),
-        "b": lambda t: step * (t + 1) / count,
-        "c": lambda t: step / (t + 1),
-    }
-    return torch.tensor([formulas[theta_type](t) for t in range(count)], dtype=torch.float64)
 
 
 def rotation_matrix(rotation, d, v):
@@ -108,9 +99,11 @@ def test_scores_and_gradients_match_explicit_matrices(core, rotation, d, options
     assert set(learned) == {
         {"learn_theta": "theta", "learn_householder": "v"}[x] for x in options if x != "theta_type"
     }
-    theta = None
-    if core != "permutation":
-        theta = learned.get("theta", angles(core, options.get("theta_type", "a"), d))
+    theta = learned.get("theta")
+    if core != "permutation" and theta is None:
+        width = d // 2 + d // 2 % 2 if core == "mixed" else d
+        count = d if core == "unitary" else width // 2
+        theta = rotary_frequencies(options.get("theta_type", "a"), count, width, MAX_POSITIONS)
     q, k = (randn(2, 2, n, d, seed=n).requires_grad_() for n in (3, 4))
     leaves, found = [q, k, *learned.values()], products(encoding, q, k, 7, 2)
     expected = pairwise_matrix(formula(theta), encoding, q, k, 7, 2, causal=False)
@@ -144,3 +137,20 @@ def test_scores_match_pseudocode_of_the_paper(core):
         q, k = (randn(3, 1, MAX_POSITIONS, 8, seed=n) for n in (1, 2))
         of_q, of_k = (pseudocode(x[:, 0], encoding.v, core, theta_type) for x in (q, k))
         assert_same(products(encoding, q, k)[:, 0], (of_q.conj() @ of_k.mT).real)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
+def test_gradient_of_angles_beside_a_decay_in_half_precision(attention, dtype):
+    """It is a difference of large terms: rounding the gradients of q and k makes it noise."""
+    options = {"linear_norm": "layernorm"} if attention is LinearAttention else {}
+    half = attention(16, 2, "lrpe_decay", causal=True, layers=2, **options).to(dtype)
+    exact, gradients = copy.deepcopy(half).double(), []
+    x, outer = torch.randn(2, 500, 16).to(dtype), torch.randn(2, 500, 16).to(dtype)
+    for module in (half, exact):
+        like = module.q_proj.weight
+        out = module(x.to(like))
+        assert out.dtype == like.dtype
+        gradients += torch.autograd.grad(out, module.encoding.theta, outer.to(like))
+    error = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
+    assert error < 4 * torch.finfo(dtype).eps

@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 import torch
-from support.tensors import assert_same, randn, with_gradients
+from support.pairwise_scores import rotated
+from support.tensors import assert_same, perturbed, randn, with_gradients
 from torch import nn
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding
@@ -89,13 +90,6 @@ def expected_angles(encoding, length):
     return scaling.scale(theta, width)
 
 
-def rotate(x, angles):
-    """Rotates the pairs of x (B, H, 2n) by angles (H, n)."""
-    a, b = x[..., 0::2], x[..., 1::2]
-    cos, sin = angles.cos(), angles.sin()
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
-
-
 def encoded(encoding, x, offset, length):
     """Encodes x (B, H, n, d) position by position; features of width 2d are [Re, Im]."""
     angles, rows = expected_angles(encoding, length), []
@@ -115,7 +109,7 @@ def encoded(encoding, x, offset, length):
             )
         else:
             n = 2 * angles.size(-1)
-            row = torch.cat([rotate(row[..., :n], s * angles), row[..., n:]], dim=-1)
+            row = torch.cat([rotated(row[..., :n], s * angles), row[..., n:]], dim=-1)
         rows.append(factor * row)
     return torch.stack(rows, dim=2)
 
@@ -143,25 +137,21 @@ def test_decay_is_not_scaled(name, options, scaling):
 
 
 @pytest.mark.parametrize("name", ["rope_values", "roper"])
-@scaled
+@pytest.mark.parametrize("scaling", [None, *SCALINGS], ids=str)
 def test_values_are_rotated_but_not_multiplied(name, scaling):
+    """By their positions, and the outputs of ``roper`` by the negative ones."""
     encoding, v = build(name, scaling), randn(B, H, L, D)
-    context, angles = Context(0, 0), expected_angles(build(name, scaling), L)
-    s = range(L)
-    assert_same(
-        encoding.encode_values(v, context), torch.stack([rotate(v[:, :, i], i * angles) for i in s], dim=2)
-    )
-    if name == "roper":
-        o = encoding.decode_output(v, context)
-        assert_same(o, torch.stack([rotate(v[:, :, i], -i * angles) for i in s], dim=2))
+    angles, s = expected_angles(encoding, L), range(L)
+    assert_same(encoding.encode_values(v), torch.stack([rotated(v[:, :, i], i * angles) for i in s], dim=2))
+    back = -1 if name == "roper" else 0
+    expected = torch.stack([rotated(v[:, :, i], back * i * angles) for i in s], dim=2)
+    assert_same(encoding.decode_output(v), expected)
 
 
 @every
 @scaled
-@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
-def test_decoding_equals_the_whole_sequence(name, options, scaling, attention):
-    torch.manual_seed(0)
-    module = attention(H * D, H, build(name, scaling, **options)).double().eval()
+def test_decoding_equals_the_whole_sequence(name, options, scaling):
+    module = SoftmaxAttention(H * D, H, build(name, scaling, **options)).double().eval()
     x = randn(B, L, H * D)
     length = M if scaling.type == "dynamic" else L
     with torch.no_grad():
@@ -197,6 +187,8 @@ def test_layers_without_rotations_have_no_factor(layer):
     encoding, q = build_encoding("lrpe_decay", layer=layer, **options), torch.ones(1, H, 3, D)
     scale_rotations(encoding, RopeScaling("yarn", 4, 8))
     assert (encoding(q, q)[0] is q) == (layer == 2)
+    if layer == 2:
+        assert encoding.shift_keys(q, 5) is q
 
 
 def test_module_with_several_encodings():
@@ -286,35 +278,18 @@ def test_attention_of_hugging_faces_llama(scaling, d):
     if scaling.type == "llama3":
         values |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
         values["original_max_position_embeddings"] = scaling.original_length
-    config = LlamaConfig(
-        hidden_size=H * d,
-        num_attention_heads=H,
-        num_key_value_heads=H,
-        max_position_embeddings=scaling.original_length or L,
-        rope_scaling=values,
-        attention_bias=True,
-        attn_implementation="eager",
-    )
-    torch.manual_seed(0)
-    theirs, ours = (
-        LlamaAttention(config, 0).double(),
-        SoftmaxAttention(H * d, H, "rope", causal=True).double(),
-    )
-    scale_rotations(ours, scaling)
+    sizes = {"hidden_size": H * d, "num_attention_heads": H, "num_key_value_heads": H}
+    sizes["max_position_embeddings"] = scaling.original_length or L
+    config = LlamaConfig(**sizes, rope_scaling=values, attention_bias=True, attn_implementation="eager")
+    theirs, ours = LlamaAttention(config, 0), SoftmaxAttention(H * d, H, "rope", causal=True)
+    weights = {name.replace("o_proj", "out_proj"): x for name, x in perturbed(theirs).state_dict().items()}
     # Their pair t consists of the features t and t + d/2 of a head.
     order = torch.arange(H * d).view(H, 2, d // 2).mT.flatten()
+    ours.load_state_dict({name: x[order] if name[0] in "qk" else x for name, x in weights.items()})
+    scale_rotations(ours, scaling)
+    x = 3 * randn(B, L, H * d)
+    mask = torch.full((L, L), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    places = LlamaRotaryEmbedding(config)(x, torch.arange(L)[None])  # computed in float32
     with torch.no_grad():
-        for name in ("q", "k", "v"):
-            source, target = (getattr(x, f"{name}_proj") for x in (theirs, ours))
-            rows = torch.arange(H * d) if name == "v" else order
-            source.bias.normal_()
-            target.weight.copy_(source.weight[rows])
-            target.bias.copy_(source.bias[rows])
-        ours.out_proj.weight.copy_(theirs.o_proj.weight)
-        ours.out_proj.bias.copy_(theirs.o_proj.bias)
-        x = 3 * randn(B, L, H * d)
-        mask = torch.full((L, L), -torch.inf, dtype=torch.float64).triu(1)[None, None]
-        # cos and sin are computed in float32.
-        places = LlamaRotaryEmbedding(config)(x, torch.arange(L)[None])
-        expected, _ = theirs(x, position_embeddings=places, attention_mask=mask)
-        assert (expected - ours(x)).abs().max() < 1e-6 * expected.abs().max()
+        expected, _ = theirs.double()(x, position_embeddings=places, attention_mask=mask)
+        assert (expected - ours.double()(x)).abs().max() < 1e-6 * expected.abs().max()

@@ -1,15 +1,12 @@
-"""Rotations of images, of values, and of long sequences, in addition to their formulas."""
-
-import math
+"""Rotations of images and of long sequences, in addition to their formulas."""
 
 import pytest
 import torch
-from support.pairwise_scores import products, random_encoding
+from support.pairwise_scores import products, random_encoding, rotated
 from support.tensors import assert_same, randn, with_gradients
 
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import Context, build_encoding
-from fairseq_lrpe.ops.position_index import coordinates, grid_position_index
+from fairseq_lrpe.ops.position_index import coordinates, diagonal_position_index, grid_position_index
 
 H, D, M, ROWS, COLUMNS = 2, 8, 12, 3, 4
 GRID = grid_position_index(ROWS, COLUMNS)
@@ -22,20 +19,9 @@ def build(name, axes=2, **options):
     return build_encoding(name, **shared, **options).double()
 
 
-def rotated(x, offset):
-    """Multiplies the pair (x_2t, x_2t+1) at position s, as a complex number, by e^{is·10000^(-2t/d)}."""
-    length, d = x.shape[-2:]
-    s = torch.arange(offset, offset + length, dtype=torch.float64)[:, None]
-    angles = s * 10000 ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
-    z = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(z * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
-
-
 def rope_mixed(encoding, position, x, h):
     """Multiplies x_2t + i x_2t+1 by exp(i Σ_a p_a θ_at)."""
-    angles = sum(p * encoding.theta[a, h] for a, p in enumerate(position))
-    z = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(z * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+    return rotated(x, sum(p * encoding.theta[a, h] for a, p in enumerate(position)))
 
 
 def liere(encoding, position, x, h):
@@ -97,43 +83,17 @@ def test_coordinates():
     assert coordinates(GRID.block(3, 2), 2, device).tolist() == [[0, 3], [1, 0]]
 
 
-# Rotated values.
+def test_diagonal_position_index():
+    positions = diagonal_position_index(3, 4)
+    assert positions.query_positions.tolist() == [0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5]
+    assert positions.max_position == 5
+    some = positions.block(2, 3)
+    assert some.query_positions.tolist() == [2, 3, 1] and some.key_positions.equal(positions.key_positions)
+    assert positions.block(2, 3, 5).key_positions.equal(positions.key_positions[:5])
+    assert some.distance_index()[1].tolist() == [5 - 3 + j for j in positions.key_positions.tolist()]
 
 
-@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
-@pytest.mark.parametrize("name", ["rope_values", "roper"])
-def test_values_match_definition(name, attention):
-    """o_i = Σ_j a_ij RoPE(v_j, j), rotated back by i for ``roper``, with the weights a of RoPE."""
-    module = attention(2 * D, 2, name, causal=True).double()
-    x = randn(2, 5, 2 * D).requires_grad_()
-    q, k, v = (module.split_heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj))
-    unseen = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    if attention is LinearAttention:
-        q, k = (rotated(1 + torch.nn.functional.elu(y), 0) for y in (q, k))
-        weights = (q @ k.mT).masked_fill(unseen, 0)
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)
-    else:
-        scores = rotated(q, 0) @ rotated(k, 0).mT / math.sqrt(D)
-        weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
-    o = weights @ rotated(v, 0)
-    if name == "roper":
-        o = torch.cat([rotated(o[:, :, i : i + 1], -i) for i in range(5)], dim=2)
-    leaves = [x, *module.parameters()]
-    expected = with_gradients(module.out_proj(module.merge_heads(o)), leaves)
-    assert_same(with_gradients(module(x), leaves), expected)
-
-
-def test_fope_checkpoint_stores_the_series():
-    trained, longer = (random_encoding("fope", max_positions=n, head_dim=64) for n in (64, 512))
-    longer.load_state_dict(trained.state_dict())
-    x = randn(1, 2, 9, 64)
-    assert trained(x, x)[0].equal(longer(x, x)[0])
-
-
-def test_what_cannot_be_shifted():
-    with pytest.raises(ValueError, match="rope_values cannot shift the positions of encoded values"):
-        random_encoding("rope_values").shift_values(randn(1, 2, 3, 4), 1)
-    with pytest.raises(ValueError, match="fope cannot shift the positions of encoded keys"):
-        random_encoding("fope").shift_keys(randn(1, 2, 3, 4), 1)
-    with pytest.raises(ValueError, match="conv_spe cannot shift the positions of encoded keys"):
-        random_encoding("conv_spe").shift_keys(randn(1, 2, 3, 4), 1)
+@pytest.mark.parametrize("name, what", [("rope_values", "values"), ("fope", "keys"), ("conv_spe", "keys")])
+def test_what_cannot_be_shifted(name, what):
+    with pytest.raises(ValueError, match=f"{name} cannot shift the positions of encoded {what}"):
+        getattr(random_encoding(name), f"shift_{what}")(randn(1, 2, 3, 4), 1)

@@ -32,11 +32,14 @@ def attention(**options):
     )
 
 
-def decaying(x):
+def decaying(decay):
     """The decay, and all other inputs, depend on x."""
-    state = x.mT @ x, x.exp().sum(2)
-    decay = -x[0, :, 0].exp()
-    return attention(causal=True, log_decay=decay, state=state)(x)
+
+    def function(x):
+        state = x.mT @ x, x.exp().sum(2)
+        return attention(causal=True, log_decay=-decay(x.exp()), state=state)(x)
+
+    return function
 
 
 FUNCTIONS = {
@@ -48,7 +51,10 @@ FUNCTIONS = {
     "cope": cope,
     "bidirectional": attention(causal=False),
     "causal": attention(causal=True),
-    "decaying": decaying,
+    "decay of heads": decaying(lambda x: x[0, :, 0, 0]),
+    "decay of features": decaying(lambda x: x[0, :, 0]),
+    "gates": decaying(lambda x: x[..., 0]),
+    "gates of features": decaying(lambda x: x),
 }
 every = pytest.mark.parametrize("name", FUNCTIONS)
 

@@ -5,7 +5,7 @@ from decimal import Decimal, localcontext
 
 import pytest
 import torch
-from support.tensors import assert_same, randn
+from support.tensors import assert_same
 
 from fairseq_lrpe.ops import rotation
 from fairseq_lrpe.ops.rotation import cached_phases, complex_features, phases, rotate_pairs
@@ -98,17 +98,3 @@ def test_products_of_complex_features_are_hermitian(dtype):
     ours = complex_features(a, first), complex_features(b, second)
     assert ours[0].shape == (4, 6) and ours[0].dtype == torch.float64
     assert_same(ours[0] @ ours[1].T, ((a * first).conj() @ (b * second).T).real, 1e-12)
-
-
-@pytest.mark.parametrize("rotate", [rotate_pairs, complex_features])
-def test_gradients(rotate):
-
-    def rotated(x, angles):
-        return rotate(x, torch.polar(torch.ones_like(angles), angles))
-
-    width = 6 if rotate is rotate_pairs else 3
-    for count in (3, 1):
-        x, angles = randn(2, 4, width).requires_grad_(), randn(4, count, seed=1)
-        assert torch.autograd.gradcheck(lambda x, angles=angles: rotated(x, angles), (x,))
-        assert torch.autograd.gradcheck(rotated, (x, angles.requires_grad_()))
-        assert torch.autograd.gradgradcheck(rotated, (x, angles))

@@ -11,6 +11,7 @@ SHAPES = [  # (causal, queries, keys, q_offset)
     (True, 3, 8, 5),
     (False, 6, 6, 0),
     (False, 2, 9, 3),
+    (False, 4, 4, 3),
 ]
 
 
@@ -22,6 +23,21 @@ def random_encoding(name, causal=True, **options):
         for parameter in encoding.parameters():
             parameter.normal_()
     return encoding.double().eval()
+
+
+def heads(module, x):
+    """Returns the queries, keys and values (B, H, L, d) of an attention module for inputs (B, L, E)."""
+    return [module.split_heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj)]
+
+
+def rope_angles(position):
+    return position * 10000 ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+
+
+def rotated(x, angles):
+    """Multiplies x_2t + i x_2t+1 by exp(i θ_t), for x (..., 2n) and angles θ (..., n)."""
+    a, b, cos, sin = x[..., ::2], x[..., 1::2], angles.cos(), angles.sin()
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
 
 def all_scores(encoding, q, k, q_offset=0, k_offset=0, *, padding=None, features=None):
@@ -36,6 +52,13 @@ def all_scores(encoding, q, k, q_offset=0, k_offset=0, *, padding=None, features
     """
     context = Context(q_offset, k_offset, padding, features)
     return softmax_scores(encoding, *encoding(q, k, context), context)
+
+
+def score_of_pair(encoding, q, k, i, j):
+    """Returns the scores (B, H) of queries (B, H, d) at position i and keys (B, H, d) at position j."""
+    keys = k.new_zeros(*k.shape[:2], max(i, j) + 1, k.size(-1))
+    keys[:, :, j] = k  # a bias expects key j at index j
+    return all_scores(encoding, q[:, :, None], keys, i)[:, :, 0, j]
 
 
 def position_scores(encoding, queries, keys, q_offset=0, dtype=torch.float64):

@@ -10,6 +10,14 @@ def randn(*shape, seed=0):
     return torch.randn(*shape, generator=g, dtype=torch.float64)
 
 
+def perturbed(module):
+    """Adds noise to all parameters of a module, and returns the module."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return module
+
+
 def with_gradients(outputs, leaves):
     """Returns tensors and the gradients of a fixed random sum of them, 0 for leaves that they do not use."""
     outputs = tree_leaves(outputs)

@@ -1,4 +1,4 @@
-"""Tests the chunk backend: equality with the reference, precision, memory layout, invalid arguments."""
+"""Tests the chunk backend and products with decays: the reference, precision, memory layout, errors."""
 
 from unittest.mock import patch
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.linear_results import attend, positive, random_inputs, results
+from support.linear_results import positive, random_inputs, results
 from support.tensors import assert_same
 
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.decay import gated_block_size
+from fairseq_lrpe.ops.decay import decayed_products, gated_block_size
 
 CPU_ELEMENTS = "fairseq_lrpe.ops.linear_attention.causal._CPU_ELEMENTS"
 CAUSAL = {"causal": True, "normalize": True}
@@ -50,26 +50,18 @@ def test_strong_decays_have_smaller_chunks(decay, size):
     assert gated_block_size(log_decay, 64) == size
 
 
-@pytest.mark.parametrize("decay, normalize", [
-    (None, True),
-    ((2,), True),
-    ((2, 3), True),
-    ((1, 3), False),
-    ((2, 2, 7), True),
-    ((2, 2, 7, 3), True),
-])  # fmt: skip
-def test_gradcheck(decay, normalize):
-    inputs = random_inputs(7, 7, 3, 2, state=True)
-    if decay:
-        inputs["log_decay"] = -positive(*decay)
-
-    def function(*leaves):
-        named = dict(zip(inputs, leaves, strict=True))
-        return attend(**named, causal=decay is not None, normalize=normalize, chunk_size=3)
-
-    leaves = [x.requires_grad_() for x in inputs.values()]
-    assert torch.autograd.gradcheck(function, leaves)
-    assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("rate", [1e-12, 1e-3, 0.5, 40.0])
+def test_decayed_products_stay_in_float32_range(rate, autocast):
+    decay = -rate * torch.tensor([[1.0, 0.3, 0.0, 0.01]], dtype=torch.float64)
+    q, k = torch.rand(1, 2, 100, 4, dtype=torch.float64), torch.rand(1, 2, 3000, 4, dtype=torch.float64)
+    distance = torch.arange(2900, 3000)[:, None] - torch.arange(3000)
+    weights = torch.exp(decay[0] * distance[..., None].clamp(min=0))
+    expected = torch.einsum("bhid,bhjd,ijd->bhij", q, k, weights).tril(2900)
+    with torch.autocast("cpu", enabled=autocast):
+        found = decayed_products(decay, q.float(), k.float())(q.float(), k.float(), 2900)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found.tril(2900).double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def relative_errors(actual, exact):
@@ -78,32 +70,25 @@ def relative_errors(actual, exact):
 
 
 @pytest.mark.parametrize("shape, dtype", [
+    (None, torch.float16),
+    (None, torch.bfloat16),
     ((2,), torch.float16),
     ((2, 16), torch.bfloat16),
     ((1, 16), torch.float16),
     ((2, 2, 1024), torch.bfloat16),
     ((2, 2, 1024, 16), torch.float16),
 ])  # fmt: skip
-def test_gradient_of_a_decay_in_half_precision(shape, dtype):
+def test_half_precision_against_float64(shape, dtype):
     half = {name: torch.rand(2, 2, 1024, 16).to(dtype) for name in "qkv"}
-    half["log_decay"] = -0.05 * torch.rand(shape)
+    if shape:
+        half["log_decay"] = -0.05 * torch.rand(shape)
     exact = {name: x.double() for name, x in half.items()}
-    ours, theirs = results(half, **CAUSAL), results(exact, backend="reference", **CAUSAL)
+    ours = results(half, **CAUSAL)
+    errors = relative_errors(ours, results(exact, backend="reference", **CAUSAL))
+    assert [x.dtype for x in ours[:6]] == [torch.float32] * 3 + [dtype] * 3
+    assert max(errors[:3]) <= 1e-5 and max(errors[3:6]) <= 2 * torch.finfo(dtype).eps
     # As accurate as with inputs in float32, whose error is up to 3e-5.
-    assert relative_errors(ours[-1:], theirs[-1:])[0] <= 1e-4
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("decay", [None, torch.tensor([-0.02, -0.04])], ids=["plain", "decay"])
-def test_half_precision_against_float64(dtype, decay):
-    half = {name: torch.rand(2, 2, 300, 16).to(dtype) for name in "qkv"}
-    exact = results(
-        {name: x.double() for name, x in half.items()}, backend="reference", log_decay=decay, **CAUSAL
-    )
-    ours = results(half, log_decay=decay, **CAUSAL)
-    assert [x.dtype for x in ours] == [torch.float32] * 3 + [dtype] * 3
-    assert max(relative_errors(ours[:3], exact[:3])) <= 1e-5
-    assert max(relative_errors(ours[3:], exact[3:])) <= 2 * torch.finfo(dtype).eps
+    assert all(error <= 1e-4 for error in errors[6:])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from support.linear_results import attend, positive, random_inputs, results
 from support.tensor_sizes import TensorSizes
 from support.tensors import assert_same, randn
 
-from fairseq_lrpe.ops import linear_attention
+from fairseq_lrpe.ops import linear_attention, threads
 
 both = pytest.mark.parametrize("backend", ["reference", "chunk"])
 B, H, D, DV = 2, 2, 3, 4
@@ -93,11 +93,13 @@ CASES = [  # causal, queries, keys, normalize, decay, padding, with an initial s
 ]
 
 
-@both
+@pytest.mark.parametrize("backend, num_threads", [("reference", 1), ("chunk", 1), ("chunk", 4)])
 @pytest.mark.parametrize("causal, queries, keys, normalize, decay, padded, state", CASES)
 def test_outputs_and_gradients_match_definition(
-    backend, causal, queries, keys, normalize, decay, padded, state
+    monkeypatch, set_threads, backend, num_threads, causal, queries, keys, normalize, decay, padded, state
 ):
+    monkeypatch.setattr(threads, "_MIN_ELEMENTS", 1)
+    set_threads(num_threads)
     inputs, padding = inputs_with_decay(queries, keys, decay, state), random_padding(keys) if padded else None
     shared = {"causal": causal, "normalize": normalize}
     actual = results(inputs, backend=backend, chunk_size=CHUNK, key_padding_mask=padding, **shared)
