@@ -9,7 +9,7 @@ from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS, Context
-from fairseq_lrpe.ops import reflections
+from fairseq_lrpe.ops import linear_attention, reflections
 
 E = H * D
 CASES = [
@@ -118,6 +118,21 @@ def test_attention_and_gradients_match_definition(monkeypatch, attention, name, 
     expected = definition(module, x[0]), definition(module, x[1, 2:9] if relative else x[1])
     found = out[0], out[1, 2:9] if relative else module(x[1:])[0]
     assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-10)
+
+
+@pytest.mark.parametrize("per_feature", [False, True])
+def test_linear_attention_matches_flash_linear_attention(per_feature):
+    pytest.importorskip("fla")
+    from fla.ops.gla.naive import naive_recurrent_gla
+    from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
+
+    q, k, v = (torch.randn(2, 70, H, D) for _ in range(3))
+    g = -torch.rand(2, 70, H, *[D] * per_feature)
+    naive = naive_recurrent_gla if per_feature else naive_recurrent_simple_gla
+    expected, _ = naive(q * D**0.5, k, v, g)
+    inputs = [x.transpose(1, 2) for x in (q, k, v)]
+    options = {"causal": True, "normalize": False, "log_decay": g.transpose(1, 2)}
+    assert_same(linear_attention(*inputs, **options).transpose(1, 2), expected, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["fox", "path_fox"])

@@ -1,4 +1,4 @@
-"""Scaled angles: their formulas, and invalid scalings."""
+"""Scaled angles: their formulas, Hugging Face's definitions, and invalid scalings."""
 
 import math
 
@@ -113,6 +113,33 @@ def test_factor_one_changes_nothing():
             assert scaling.attention_factor == 1
     assert RopeScaling("dynamic", None, 64).at_length(64) is None
     assert RopeScaling("yarn", 4, 64).attention_factor == pytest.approx(0.1 * math.log(4) + 1, rel=1e-15)
+
+
+@pytest.mark.parametrize("d", [16, 64, 128])
+@every
+def test_definitions_of_hugging_face(scaling, d):
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    base, factor, length = 10000, scaling.factor or 1, scaling.original_length or 77
+    values, kind = {"rope_type": scaling.type, "factor": float(factor)}, scaling.type
+    if kind == "ntk":  # the base of their dynamic type at the length factor · M
+        values |= {"rope_type": "dynamic", "factor": 1.0}
+        kind, length, current = "dynamic", 1000, int(factor * 1000)
+    else:
+        current = LENGTH
+    if kind == "llama3":
+        values |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        values["original_max_position_embeddings"] = length
+    config = LlamaConfig(
+        hidden_size=2 * d, num_attention_heads=2, rope_theta=base, max_position_embeddings=length
+    )
+    config.rope_scaling = values
+    theirs, attention_factor = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=current)
+    theta = rotary_frequencies("a", d // 2, d, 512)
+    torch.testing.assert_close(scaled(scaling, theta, d) / theta, theirs.double() / theta, rtol=0, atol=1e-6)
+    assert scaling.attention_factor == pytest.approx(attention_factor, abs=1e-12)
 
 
 def test_texts():
