@@ -70,8 +70,11 @@ class Glue(Kind):
         model = pretrained(job.starts_from)
         attention, method = method_of(job.starts_from)
         if (attention, canonical(method)) != (job.run.attention, canonical(job.run.method)):
-            trained = f"was trained with {method} in {attention} attention"
-            raise UserError(f"{job.starts_from} {trained}: select the method of this checkpoint")
+            trained, requested = f"{method} in {attention}", f"{job.run.method} in {job.run.attention}"
+            raise UserError(
+                f"{job.starts_from} was trained with {trained} attention, not {requested} attention: "
+                "select the method of this checkpoint"
+            )
         dictionary, trained = self.folder(cfg) / "input0/dict.txt", model["data"] / "dict.txt"
         types = layout.vocabulary_size(dictionary) + 1  # with <mask>
         differs = trained.is_file() and trained.read_bytes() != dictionary.read_bytes()
