@@ -58,6 +58,7 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
     ("liere", {}, {"generators": (1, H, 1, 15)}),
     ("liere", {"axes": 2, "block_size": 2}, {"generators": (2, H, 3, 1)}),
     ("t5", {}, {"relative_attention_bias.weight": (32, H)}),
+    ("shaw", {}, {"w_k.weight": (33, D)}),
     ("shaw", {"k": 3}, {"w_k.weight": (7, D)}),
     ("shaw", {"k": 3, "k_after": 0, "values": True}, {"w_k.weight": (4, D), "w_v.weight": (4, D)}),
     ("shaw", {"k": 3, "k_after": 5, "per_head": True}, {"w_k.weight": (9, E)}),

@@ -25,10 +25,10 @@ def line(kind, **entry):
 def shown(monkeypatch):
     """shown(folder): the output for three lines of fairseq's log."""
 
-    def shown(folder):
+    def shown(folder, terminal=True):
         job = SimpleNamespace(run="a/run", updates=1100, stop=None, kind=KINDS["lm"])
         output = io.StringIO()
-        options = {"file": output, "force_terminal": True, "width": 300, "color_system": None}
+        options = {"file": output, "force_terminal": terminal, "width": 300, "color_system": None}
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(progress, "Console", lambda **_: Console(**options))
         with progress.show_training(job, Log(folder)) as record:
@@ -45,6 +45,13 @@ def test_terminal_shows_one_line_and_the_validations(shown, tmp_path):
     status = "100 of 1,100 updates, loss 3.5, ppl 11.31, 2,000 tokens/s, 0:08:32 left, log "
     assert f"{status}{tmp_path}/train.log" in output
     assert "    100 updates: valid ppl 10.56\n" in output and "a/run" not in output
+
+
+@pytest.mark.parametrize("interval, lines", [(0, 4), (3600, 1)])
+def test_a_log_shows_the_status_at_intervals(interval, lines, shown, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "REPORT_INTERVAL", interval)
+    output = shown(tmp_path, terminal=False)
+    assert output.count("a/run: ") == lines and "    100 updates: valid ppl 10.56\n" in output
 
 
 def test_job_is_described_by_its_current_trial(tmp_path):
