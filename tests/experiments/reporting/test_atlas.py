@@ -171,7 +171,8 @@ def test_weights(cls, name):
     weights = attention_weights(attention, q, k)
     assert weights.triu(1).abs().max() == 0
     positive = (weights.sum(-1) - 1).abs() < 1e-6  # other denominators are clamped, which only PER has
-    assert (positive.any() if name == "per" else positive.all()) and torch.allclose((weights @ v)[positive], out[positive])
+    assert positive.any() if name == "per" else positive.all()
+    assert torch.allclose((weights @ v)[positive], out[positive])
 
 
 def test_uniform_weights_are_one():
