@@ -172,7 +172,17 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
 
 
 def write_dictionary(folder: Path, types: Sequence[str], labels: Sequence[str], rows: dict, **metadata):
-    """Writes the dictionary and what ``data.layout.read_metadata`` reads, after all splits are written."""
+    """Writes dict.txt, if there are ``types``, and the file that ``data.layout.read_metadata`` reads.
+
+    Call it after :func:`write_split` of every split, because it counts the inputs by their files.
+
+    Args:
+        folder: the folder of the splits.
+        types: the symbols of the dictionary.
+        labels: the names of the classes.
+        rows: {split: number of rows}.
+        metadata: further entries of the metadata.
+    """
     if types:
         write_lines(folder / "dict.txt", (f"{name} 1" for name in types))
     inputs = len(list(folder.glob(f"{next(iter(rows))}.input?.idx")))

@@ -98,7 +98,7 @@ class ImageNet(ClassFolders):
 
     ImageNet (ILSVRC 2012) is read from a folder with the published ILSVRC2012_img_train.tar,
     ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz, which contains the validation labels. Other
-    images are read as for the corpus cifar10.
+    images are read as described by `prepare cifar10 --help`.
     """
 
     accepts = f"a folder with {TRAIN}, {VALID} and {DEVKIT}; or {ClassFolders.accepts}"

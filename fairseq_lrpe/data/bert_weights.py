@@ -89,12 +89,17 @@ def load_bert(name: str):
 
 @torch.no_grad()
 def initialize(encoder, args, vocabulary: Path) -> None:
-    """Copies the weights of the BERT given by --encoder into the encoder of our model.
+    """Copies the weights of the BERT model ``args.encoder`` into the encoder of a question generator.
 
     Args:
         encoder: The encoder, whose parameters are overwritten.
-        args: The flags of the model.
+        args: The flags of the model. Its ``encoder`` is a folder, or a name on the Hugging Face Hub, from
+            which the weights are downloaded.
         vocabulary: The vocab.txt from which the encoder's dictionary was made.
+
+    Raises:
+        UserError: If the weights cannot be read or are incomplete, or if the sizes or the vocabulary differ
+            from those of the encoder.
     """
     check(args, vocabulary)
     bert, ids = load_bert(args.encoder), word_pieces.bert_token_ids(vocabulary)

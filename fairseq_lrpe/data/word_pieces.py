@@ -26,7 +26,8 @@ def read_types(vocabulary: Path) -> list[str]:
     """Returns the types of a vocab.txt in the order of their ids.
 
     Raises:
-        ValueError: If the file is missing, lacks a special type, or does not suit fairseq's Dictionary.
+        ValueError: If the file is missing, lacks one of ``SPECIALS``, or has a blank or repeated type or one
+            of fairseq's special types (<s>, <pad>, </s> and <unk>).
     """
     if not vocabulary.is_file():
         raise UserError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}")

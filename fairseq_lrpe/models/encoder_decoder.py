@@ -342,7 +342,11 @@ def check_number_of_positions(count: int, max_positions: int, embedding: nn.Modu
 
 
 def init_normal(part: nn.Module, std: float) -> None:
-    """Initializes the matrices and embeddings of an encoder or decoder from N(0, std²), and biases with 0."""
+    """Initializes the weights of all linear layers and embeddings in ``part`` from N(0, std²).
+
+    The biases of the linear layers and the embeddings of padding are set to 0. Other parameters, such as
+    those that encodings define directly, are not changed.
+    """
     for module in part.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=std)

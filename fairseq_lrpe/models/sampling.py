@@ -26,10 +26,10 @@ def check_options(length: int, temperature: float, top_k: int, top_p: float) -> 
 def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """Returns the distribution from which a token is sampled.
 
-    It is softmax(logits / temperature), restricted first to the ``top_k`` most likely tokens, and then to the
-    smallest set of most likely tokens whose probabilities sum to at least ``top_p`` (Holtzman et al. 2020,
-    Sec. 3.1). The remaining probabilities are divided by their sum. Of equally likely tokens, those with the
-    smaller index are kept.
+    It is softmax(logits / temperature). With ``top_k``, only the ``top_k`` most likely tokens are kept, and
+    their probabilities are divided by their sum. With ``top_p``, only the smallest set of most likely tokens
+    whose probabilities then sum to at least ``top_p`` is kept (Holtzman et al. 2020, Sec. 3.1), and they are
+    divided by their sum again. Of equally likely tokens, those with the smaller index are kept.
 
     Args:
         logits: (V,).

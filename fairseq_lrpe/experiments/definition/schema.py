@@ -14,6 +14,8 @@ class Model(BaseModel):
 
 
 ModelType = TypeVar("ModelType", bound=Model)
+MESSAGES = {"extra_forbidden": "unknown key", "missing": "this key is missing"}
+"""{pydantic's type of an error: message}"""
 
 
 def validate(model: type[ModelType], content: object) -> ModelType:
@@ -25,5 +27,5 @@ def validate(model: type[ModelType], content: object) -> ModelType:
     error = min(found, key=lambda error: error["type"] != "extra_forbidden")  # an unknown key, if any
     location = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"])
     message = error["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
-    message = f"{message[0].lower()}{message[1:]}"
+    message = MESSAGES.get(error["type"], f"{message[0].lower()}{message[1:]}")
     raise UserError(f"{location.removeprefix('.')}: {message}" if location else message)

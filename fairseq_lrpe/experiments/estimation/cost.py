@@ -101,7 +101,7 @@ def estimate_training(job: Job) -> Estimate:
     if not job.kind.trains:
         raise UserError("no estimate, because its runs train no model")
     batch, dtype, trained = job.cfg.batch, DTYPES[job.precision], job
-    is_glue, initial = job.kind.task == "sentence_prediction", job.experiment.starts_from(job.run)
+    is_glue, initial = job.cfg.get("task") is not None, job.experiment.starts_from(job.run)
     if is_glue and isinstance(initial, Run):  # the model is that of the pretraining, with a head
         trained = replace(job, experiment=job.experiment.other(initial.experiment), run=initial)
     corpus = read_corpus(trained.kind, trained.cfg)

@@ -78,14 +78,14 @@ def weight_plot(curves: dict[str, list[tuple[int, float]]]) -> Markup:
 
 
 def scatter_plot(points: Iterable[tuple[float, float, str, str, str]]) -> Markup:
-    """Returns an SVG of perplexities at 1 × and 16 × the training length, on logarithmic axes.
+    """Returns an SVG of the perplexity at 16 × the training length over that at 1 ×, on logarithmic axes.
 
     The best method of each kind and attention at 16 × has a label beside the plot; all have a tooltip.
     Without points, the result is empty.
 
     Args:
-        points: (perplexity at 1 ×, at 16 ×, method, attention, kind). Perplexities above ``HIGHEST`` are
-            drawn at the edge.
+        points: (perplexity at 1 ×, at 16 ×, method, attention, kind). Perplexities at 16 × above ``HIGHEST``
+            are drawn at the upper edge.
     """
     points = sorted(points, key=itemgetter(1))
     if not points:

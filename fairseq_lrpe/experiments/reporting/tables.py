@@ -75,7 +75,8 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
         title += "[95% confidence interval, Student t] (common seeds)"
         yield Section(title, _grid(paired, lambda cell: {"": renderers.format_difference(cell)}))
     elif base:
-        yield f"Differences to {base} need a seed that {base} and another method have finished."
+        needed = f"a seed that {base} and another method of the same attention have finished"
+        yield f"Differences to {base} need {needed}."
 
 
 def _heading(table, summary):

@@ -96,7 +96,7 @@ def test_indivisible_batch_is_rejected(gpus, nodes, overrides, numbers):
     ("batch.totl=8", "'batch.totl' (did you mean 'batch.total'?): choose from total, per_gpu, unit"),
     ("updates", "'updates' is not an override: expected KEY=VALUE"),
     ("batch.per_gpu=0", "batch.per_gpu: input should be greater than 0"),
-    ("evaluations.far={split: test, lenght: 9}", "evaluations.far.lenght: extra inputs are not permitted"),
+    ("evaluations.far={split: test, lenght: 9}", "evaluations.far.lenght: unknown key"),
 ])  # fmt: skip
 def test_invalid_overrides(override, message):
     with pytest.raises(ValueError) as error:
@@ -216,7 +216,7 @@ VALID = "kind: lm\ndata: x\nbatch: {total: 8, per_gpu: 8}\n"
 
 
 @pytest.mark.parametrize("text, message", [
-    (f"{VALID}kidn: x", "lm/own.yaml: kidn: extra inputs are not permitted"),
+    (f"{VALID}kidn: x", "lm/own.yaml: kidn: unknown key"),
     ("kind: langauge", "kind: unknown kind 'langauge'"),
     ("defaults: lm/nowhere", "defaults: lm/nowhere does not exist"),
     ("defaults: lm/own", "defaults: lm/own extends this file itself"),

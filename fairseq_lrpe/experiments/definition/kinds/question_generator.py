@@ -17,7 +17,7 @@ class QuestionGenerator(Kind):
         return [REPOSITORY / cfg.data / name for name in layout.questions(self.splits(cfg))]
 
     def evaluate(self, job, name):
-        """Returns ROUGE-L of the generated questions against the reference questions, and their number.
+        """Returns {"rouge_l": mean F1 of ROUGE-L in percent, "questions": number of reference questions}.
 
         Writes the answers, reference questions and generated questions to questions-<name>.tsv.
         """
