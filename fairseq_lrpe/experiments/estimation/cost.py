@@ -181,8 +181,9 @@ def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
         task = make_task(args.task, cfg.task, corpus)
         with meta_device():
             model = models.build_model(cfg.model, task).to("meta")
-            if args.task in WITH_MASK and corpus.labels:
-                model.register_classification_head(HEAD, num_classes=corpus.labels)
+            labels = corpus.labels or getattr(args, "num_classes", 0)  # of sentence_prediction
+            if args.task in WITH_MASK and labels:
+                model.register_classification_head(HEAD, num_classes=labels)
     except SystemExit as error:
         raise UserError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
     return BuiltModel(model, task, cfg.task)

@@ -48,14 +48,13 @@ def place(tmp_path_factory):
 
 @pytest.mark.slow
 def test_table_of_a_new_kind(place):
-    module = ["-m", "fairseq_lrpe", "table", "lines", "--methods", "shaw", "--cpu"]
-    done = subprocess.run(
-        [sys.executable, *module, "--plot", "lines.png"],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(place)},
-        capture_output=True,
-        text=True,
+    module = [sys.executable, "-m", "fairseq_lrpe", "table", "lines", "--methods", "shaw"]
+    options = {"cwd": place, "env": {**os.environ, "PYTHONPATH": str(place)}}
+    estimated, done = (
+        subprocess.run([*module, *words], capture_output=True, text=True, **options)
+        for words in (["--estimate"], ["--cpu", "--plot", "lines.png"])
     )
+    assert estimated.returncode == 0 and "lines/own/softmax_shaw" in estimated.stdout, estimated.stderr
     assert done.returncode == 0, done.stdout + done.stderr
     record = place / "results/lines/own/softmax_shaw/train.shaw_k=4/seed-1/evaluation.json"
     record = json.loads(record.read_text())
