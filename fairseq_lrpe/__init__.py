@@ -1,8 +1,8 @@
 """fairseq-lrpe: positional encodings for linear and softmax attention, as a fairseq plugin.
 
 ``fairseq-train --user-dir fairseq_lrpe`` registers all architectures and tasks of this plugin, as does
-``import fairseq_lrpe.models`` in Python. The packages ``ops``, ``encodings``, ``positions`` and ``attention``
-depend only on torch.
+``import fairseq_lrpe.models`` in Python. The packages ``ops``, ``encodings``, ``positions`` and
+``attention``, except ``attention.fairseq_adapter``, depend only on torch.
 """
 
 import sys

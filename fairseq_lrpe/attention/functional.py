@@ -71,8 +71,9 @@ def attention_bias(
         key_positions: positions of the keys, likewise.
 
     Raises:
-        ValueError: for invalid positions, and for encodings that add no bias, change values or outputs, or
-            depend on the layer's inputs.
+        ValueError: if q or k is not (B, H, L, width), for invalid positions, and for encodings that do not
+            change the scores, whose scores are not q·kᵀ plus a bias (such as CoPE and DAPE), that change
+            values or outputs, or that depend on the layer's inputs.
     """
     _check(encoding, q, k)
     if not encoding.modifies_scores:

@@ -15,10 +15,11 @@ def attention_weights(
 ) -> Tensor:
     """Returns the weights (B, H, L, L) with which causal attention sums the values.
 
-    Rows sum to 1, with two exceptions. If the encoding has ``log_weights``, they sum to at most 1. In linear
-    attention with the norms "layernorm" and "content", weights are divided by the sum of the weights without
-    the encoding, since the sum with it can be negative or close to 0. Transformations of the values by the
-    encoding are not part of the weights.
+    Rows sum to 1, with these exceptions. If the encoding has ``log_weights``, they sum to at most 1. In
+    linear attention with the norm "denominator", the divisor is at least 1e-6, as in the module. With
+    "content" and "layernorm", it is the sum of the weights without the encoding, since the sum with it can be
+    negative or close to 0; the module itself does not divide with "layernorm". Transformations of the values
+    by the encoding are not part of the weights.
 
     Args:
         attention: linear or softmax attention, in evaluation mode.

@@ -1,7 +1,8 @@
 """Tokenization of lines of text as data_prep tokenizes corpora without labels, and its inverse.
 
 :func:`load` returns the codec of a data folder. Encoding and then decoding a line restores it, except for
-spaces, and except for symbols that are not in the dictionary.
+spaces and for symbols that are not in the dictionary. SentencePiece also normalizes characters (NFKC), such
+as the ligature of f and i to "fi".
 """
 
 import codecs

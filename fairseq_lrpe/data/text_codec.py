@@ -1,9 +1,11 @@
 """Tokenization and detokenization of translation data, for preparing corpora and for translating.
 
 :func:`load` returns the codec of a prepared corpus: its tokenizer and detokenizer. Encoding and then
-decoding a line restores it, except for spaces and the following changes. Characters that cannot be printed
-become spaces. Moses converts typographic quotes, dashes and ellipses to ASCII, moves English commas and full
-stops before closing quotes, and restores spaces around quotes, apostrophes and symbols heuristically.
+decoding a line restores it approximately. Spaces can change, and characters that cannot be printed become
+spaces. Moses normalizes punctuation by the rules of the language: for example, it converts typographic
+quotes, backticks, dashes and ellipses to ASCII, moves commas and full stops before closing quotes in English
+and after them in German, and replaces a no-break space between digits by a separator of thousands. It
+restores spaces around quotes, apostrophes and symbols heuristically.
 """
 
 import functools

@@ -148,8 +148,8 @@ class Encoding(Float32Parameters):
         if axes > 1 and not self.multidimensional:
             known = " or ".join(name for name, cls in ENCODINGS.items() if cls.multidimensional)
             raise ValueError(
-                f"{self.name} does not support positions with {axes} coordinates: use {known}, or pass "
-                "--image-positions sum or flat"
+                f"{self.name} does not support positions with {axes} coordinates: use {known}, or "
+                "positions with one coordinate (--image-positions sum or flat)"
             )
         self.num_heads = num_heads
         self.head_dim = head_dim
@@ -260,7 +260,13 @@ class Encoding(Float32Parameters):
         raise NotImplementedError
 
     def cached_keys(self, k: Tensor, context: Context) -> Tensor:
-        """Returns the keys that softmax attention caches for later calls."""
+        """Returns the keys (B, H, Lk, d) to store, by default k, which precede those of the next call.
+
+        Args:
+            k: all keys (B, H, Lk, d): stored ones as this method returned them, then those of this call as
+                :meth:`forward` returned them.
+            context: the context of the call, with ``prepared``.
+        """
         return k
 
     def encode_values(self, v: Tensor, context: Context = START) -> Tensor:

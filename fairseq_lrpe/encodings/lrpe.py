@@ -48,10 +48,12 @@ class LRPE(RotaryEncoding):
 
     The option ``core`` selects Λ^(s):
 
-        unitary      diag e^{isα_t}, t < d, in the real form [Re, Im] of width 2d (Proposition 3.3)
-        orthogonal   2×2 rotations by sα_t of the pairs (x_2t, x_2t+1), t < d/2 (Proposition 3.4, q = 0)
+        unitary      diag e^{isα_t}, t < d, as 2d real features: [Re, Im], or with fft Re and Im
+                     alternating (Proposition 3.3)
+        orthogonal   2×2 rotations by sα_t of the pairs (x_2t, x_2t+1), t < d/2 (Proposition 3.4 without
+                     unchanged features)
         mixed        rotations of the first d//2 features (plus one if that is odd), the rest unchanged
-                     (q = ⌊d/2⌋, ICLR App. C.7; mix_reflect in the pseudocode)
+                     (ICLR App. C.7; mix_reflect in the pseudocode)
         permutation  x_{π^s(i)} with a random permutation π (Proposition 3.5)
 
     The option ``rotation``, named as in the paper's code, selects P, not the rotation that depends on s:

@@ -25,7 +25,11 @@ class RotaryEncoding(Encoding):
         return self.axes == 1
 
     def scaling_at(self, offset: int | PositionIndex, length: int) -> RopeScaling | None:
-        """Returns the scaling in a call whose last ``length`` positions start at ``offset``, or None."""
+        """Returns the scaling in a sequence that ends with the ``length`` positions from ``offset`` on.
+
+        With a ``PositionIndex``, it ends with its ``max_position``. Only dynamic scaling depends on the end.
+        None means that angles are not scaled.
+        """
         return self.rope_scaling and self.rope_scaling.at_length(_end(offset, length))
 
     def check_keys(self, q: Tensor, k: Tensor, context: Context) -> None:

@@ -1,8 +1,8 @@
 """Runs the parts of an operation on the CPU at the same time, each in a Python thread of its own.
 
-torch starts and joins its threads in every operation. Beside another process, each of these joins waits for
-the thread that shares its core, so that a sequence of hundreds of small operations becomes several times
-slower. Here, the threads are joined once for the whole sequence.
+torch starts and joins its threads in every operation. If another process uses the same cores, each of these
+joins waits for the thread that shares its core, so that a sequence of hundreds of small operations becomes
+several times slower. Here, the threads are joined once for the whole sequence.
 """
 
 import functools

@@ -35,7 +35,7 @@ class SyntheticLMConfig(FairseqDataclass):
     num_items: int = flag(16, "maximum number of pairs (mqar) or of items (copy, reverse, sort, sum, parity)")
     min_items: int = flag(1, "minimum number of pairs or items; the number is random")
     vocab_size: int = flag(256, "number of different symbols (mqar) or items (copy, reverse, sort)")
-    haystack: Optional[str] = flag(None, "needle: folder of binarized text")  # noqa: UP045
+    haystack: Optional[str] = flag(None, "binarized text in which needle hides a number")  # noqa: UP045
     seed: int = II("common.seed")
     # fairseq's language models read the following flags of their task.
     add_bos_token: bool = flag(False, "not used")
@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("problem", choices=PROBLEMS, help="kind of problem")
     parser.add_argument("--seed", type=min_int(1), default=1, help="seed of the training run")
     parser.add_argument("--count", type=min_int(1), default=1, help="number of sequences to print")
-    parser.add_argument("--haystack", help="needle: folder of binarized text")
+    parser.add_argument("--haystack", help="binarized text in which needle hides a number")
     for f in fields(SyntheticLMConfig):
         if type(f.default) is int:
             flag_name = "--" + f.name.replace("_", "-")

@@ -49,12 +49,12 @@ def visible_files(folder: Path, outer: tuple = ()) -> Iterator[Path]:
     Symbolic links are followed; ``outer`` identifies the folders that contain this one.
 
     Raises:
-        UserError: If a symbolic link leads to nothing, or to a folder that contains it.
+        UserError: If a symbolic link leads to nothing, or to a folder in its own path.
     """
     status = os.stat(folder)
     outer = (*outer, (status.st_dev, status.st_ino))
     if outer[-1] in outer[:-1]:
-        raise UserError(f"{folder} is a symbolic link to a folder that contains it: remove the link")
+        raise UserError(f"{folder} is reached again by a symbolic link in this path: remove the link")
     for entry in _entries(folder):
         if entry.is_dir():
             yield from visible_files(Path(entry), outer)

@@ -218,7 +218,16 @@ class TableSpec:
 
 
 class Table(TableSpec):
-    """A table at one of ``SCALES``; KEY=VALUE overrides all experiments with KEY, or all if none has it."""
+    """A table, its experiments and its cells at one scale.
+
+    Args:
+        name: name of a file in configs/tables.
+        scale: one of ``SCALES``.
+        overrides: texts KEY=VALUE. Each changes the experiments that have KEY, or all if none has it.
+
+    Raises:
+        UserError: for an unknown table, a scale that it does not have, or invalid settings.
+    """
 
     def __init__(self, name: str, scale: str = "full", overrides: tuple | list = ()):
         super().__init__(name)

@@ -1,8 +1,9 @@
 """Parameters, FLOPs and memory of a training, measured with its model on torch's meta device.
 
-On this device, tensors have shapes but no numbers. The model is that of the run's fairseq-train command, with
-dictionaries of which only the size is known. Inputs have the greatest length that the model accepts, except
-those of translation, and those from which the FLOPs of fine-tuning are computed.
+On this device, tensors have shapes but no values. The model is that of the run's fairseq-train command, with
+dictionaries of which only the size is known. Inputs have the greatest length that the model accepts, with
+two exceptions: if batches are given in tokens (translation), sentences have ``SENTENCE`` tokens, and the
+FLOPs of fine-tuning are those of inputs of the task's mean length (``GLUE``).
 """
 
 import math

@@ -144,7 +144,7 @@ def evaluation(text: str) -> tuple[str, dict[str, int]]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe evaluate-synthetic", __doc__, "CHECKPOINT OUT NAME:[SIZE=N,...] ... [--cpu]")
-    parser.add_argument("checkpoint", type=path_arg, help="model of the task synthetic_lm")
+    parser.add_argument("checkpoint", type=path_arg, help="checkpoint or run of the task synthetic_lm")
     parser.add_argument("out", type=path_arg, help="folder of the JSON files")
     text = "name, and sizes of the problem or tokens_per_sample in place of those in training"
     parser.add_argument("evaluations", nargs="+", type=evaluation, metavar="NAME:SIZE=N,..", help=text)

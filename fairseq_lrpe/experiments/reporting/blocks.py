@@ -78,7 +78,9 @@ def weight_plot(curves: dict[str, list[tuple[int, float]]]) -> Markup:
 
 
 def scatter_plot(points: Iterable[tuple[float, float, str, str, str]]) -> Markup:
-    """Returns an SVG of the perplexity at 16 × the training length over that at 1 ×, on logarithmic axes.
+    """Returns a scatter plot as SVG: x is the perplexity at the training length, y that at 16 × this length.
+
+    Both axes are logarithmic.
 
     The best method of each kind and attention at 16 × has a label beside the plot; all have a tooltip.
     Without points, the result is empty.

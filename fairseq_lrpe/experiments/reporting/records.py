@@ -95,7 +95,8 @@ class RunRecord:
     def complete(self) -> None:
         """Sets the fields that follow from the files; raises errors of various types if a file is damaged."""
         if self.settings.get("kind") not in KINDS:
-            raise UserError(f"run.json has the unknown kind {self.settings.get('kind')!r}")
+            kind = self.settings.get("kind")
+            raise UserError(f"run.json has the unknown kind {kind!r}: expected one of {', '.join(KINDS)}")
         self.kind, self.updates = KINDS[self.settings["kind"]], int(self.settings["updates"])
         config = self.settings["config"]
         self.unit = next((unit for unit in ("epochs", "rounds") if config.get(unit)), "updates")

@@ -204,5 +204,5 @@ def test_symbolic_links_are_followed(tmp_path):
         assert prepared(folder, "train") == given(found, "train")
         assert prepared(folder, "valid") == given(found, "valid")
     (top / "train/bee/up").symlink_to("..")
-    message = "given/top/train/bee/up is a symbolic link to a folder that contains it: remove the link"
+    message = "given/top/train/bee/up is reached again by a symbolic link in this path: remove the link"
     assert message in error_of("cifar10", "--from", tmp_path / "given", "--out", tmp_path / "new")
