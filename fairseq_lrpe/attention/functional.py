@@ -15,7 +15,7 @@ def apply_encoding(
     """Returns q and k encoded at the given positions.
 
     The scores of softmax attention are ``encoding.scale`` · q·kᵀ. If the encoding ``modifies_scores``, add
-    :func:`attention_bias`, which raises a ValueError if no bias gives the scores (PER and xPos). In linear
+    :func:`attention_bias`, which raises a ValueError if no bias gives them (such as PER and CoPE). In linear
     attention, q and k are encoded after the feature map, and ``log_decay`` is an argument of
     :func:`fairseq_lrpe.ops.linear_attention`.
 
