@@ -192,8 +192,8 @@ def method_flags(cfg) -> dict:
     return {name: getattr(cfg, name) for name in names} | placement
 
 
-def check_position(cfg) -> None:
-    """Raises a UserError for invalid flags."""
+def check_position(cfg, embed_dim: int, num_heads: int) -> None:
+    """Raises a UserError for invalid flags, or if ``embed_dim`` is not a multiple of ``num_heads``."""
     for name, choices in (
         ("attention", ATTENTIONS),
         ("encoding", ENCODINGS),
@@ -211,6 +211,11 @@ def check_position(cfg) -> None:
             f"encoding {cfg.encoding!r} needs the score matrix, which linear attention does not compute: "
             "use softmax attention (--attention softmax, and in a translation model's decoder "
             f"--decoder-attention softmax), or one of the encodings {', '.join(decomposable)}"
+        )
+    if num_heads < 1 or embed_dim % num_heads:
+        raise UserError(
+            f"the number of attention heads must divide the embedding dimension {embed_dim} and be positive, "
+            f"not {num_heads}: change one of them"
         )
 
 
@@ -232,7 +237,7 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
     Raises:
         UserError: if the flags are invalid or cannot be combined.
     """
-    check_position(cfg)
+    check_position(cfg, embed_dim, num_heads)
     shared |= {"num_heads": num_heads, "head_dim": embed_dim // num_heads}
     for option in encoding_options(ENCODINGS[cfg.encoding]):
         shared[option] = getattr(cfg, option_flag(cfg.encoding, option))

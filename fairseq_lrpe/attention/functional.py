@@ -6,8 +6,6 @@ from torch import Tensor
 from fairseq_lrpe.encodings import START, Context, Encoding, prepare_scores
 from fairseq_lrpe.ops.position_index import PositionIndex
 
-MODULES = "use LinearAttention or SoftmaxAttention"
-
 
 def apply_encoding(
     encoding: Encoding, q: Tensor, k: Tensor, positions: Tensor, key_positions: Tensor | None = None
@@ -39,9 +37,10 @@ def apply_encoding(
     _check(encoding, q, k)
     adds_bias_only = type(encoding).forward is Encoding.forward or encoding.query_bias is not None
     if adds_bias_only and encoding.modifies_scores:
+        _check_is_bias(encoding, q, k)
         raise ValueError(
             f"{encoding.name} changes the scores, not q and k: add attention_bias(...) to the scores, or "
-            f"{MODULES}"
+            f"{_modules(encoding)}"
         )
     at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
     index = key_index = PositionIndex(at_q.flatten(0, 1), at_k.flatten(0, 1), last)
@@ -78,9 +77,7 @@ def attention_bias(
     _check(encoding, q, k)
     if not encoding.modifies_scores:
         raise ValueError(f"{encoding.name} does not add a bias to the scores: use apply_encoding(...)")
-    pair = q[:, :, :1], k[:, :, :1]
-    if encoding.scores(*pair, prepare_scores(encoding, *pair, START)) is not None:
-        raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {MODULES}")
+    _check_is_bias(encoding, q, k)
     at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
     if not q.size(2):
         return q.new_zeros(1, 1, 0, k.size(2))
@@ -98,6 +95,16 @@ def _bias(encoding, q, k, index):
     return encoding.bias(q, k, prepare_scores(encoding, q, k, Context(index, index)))
 
 
+def _modules(encoding):
+    return f"use {'LinearAttention or ' * encoding.decomposable}SoftmaxAttention"
+
+
+def _check_is_bias(encoding, q, k):
+    pair = q[:, :, :1], k[:, :, :1]
+    if encoding.scores(*pair, prepare_scores(encoding, *pair, START)) is not None:
+        raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {_modules(encoding)}")
+
+
 def _check(encoding, q, k):
     for name, x in {"q": q, "k": k}.items():
         if x.dim() != 4 or x.size(0) != q.size(0) or x.size(1) != encoding.num_heads:
@@ -107,9 +114,11 @@ def _check(encoding, q, k):
             )
     changes_values = encoding.encode_values(k) is not k or encoding.decode_output(q) is not q
     if changes_values or encoding.needs_weights:
-        raise ValueError(f"{encoding.name} also changes the values or outputs of attention: {MODULES}")
+        raise ValueError(
+            f"{encoding.name} also changes the values or outputs of attention: {_modules(encoding)}"
+        )
     if encoding.left_context is not None:
-        raise ValueError(f"{encoding.name} depends on the inputs of the layer: {MODULES}")
+        raise ValueError(f"{encoding.name} depends on the inputs of the layer: {_modules(encoding)}")
 
 
 def _check_positions(encoding, q, k, positions, key_positions):

@@ -42,6 +42,9 @@ def check_command_line(words: list[str]) -> None:
 def check_arguments(args) -> None:
     """Validates the parsed arguments of one of fairseq's commands.
 
+    If ``checkpoint_last.pt`` is unreadable, ``args`` is changed to continue from the newest readable
+    checkpoint.
+
     Raises:
         UserError: for invalid arguments, damaged data, an unreadable checkpoint, or a GPU that torch does
             not support.

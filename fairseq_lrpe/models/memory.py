@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from fairseq_lrpe.attention import AttentionState, LinearAttention, SelfAttention, SoftmaxAttention
 from fairseq_lrpe.config import recomputes_activations
-from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.encodings import ENCODINGS, START
 from fairseq_lrpe.tasks.memory_lm import Segment
 from fairseq_lrpe.utils.errors import UserError
 
@@ -135,7 +135,23 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
             f"--clamp-length is not supported by {encoding.name}, which does not look up distances: omit it, "
             f"or use softmax attention with one of {known}"
         )
-    if task.memory == "state" and not isinstance(attention, LinearAttention):
-        raise UserError("--memory state requires linear attention: pass --memory hidden")
+    if task.memory == "state":
+        check_state(attention)
     if task.same_length and not isinstance(attention, SoftmaxAttention):
         raise UserError("--same-length requires softmax attention: omit it, or pass --arch softmax_lm_...")
+
+
+def check_state(attention: SelfAttention) -> None:
+    """Raises a UserError if the attention's state grows with the text, or its positions cannot be shifted."""
+    if not isinstance(attention, LinearAttention):
+        raise UserError("--memory state requires linear attention: pass --memory hidden")
+    encoding, context = attention.encoding, START
+    zeros = torch.zeros(1, encoding.num_heads, 1, encoding.head_dim)
+    if encoding.left_context is not None:
+        inputs = torch.zeros(1, encoding.left_context + 1, attention.embed_dim)
+        context = START._replace(features=encoding.input_features(inputs))
+    try:
+        encoding.shift_keys(encoding(zeros, zeros, context)[1], 1)
+        encoding.shift_values(encoding.encode_values(zeros), 1)
+    except ValueError as error:
+        raise UserError(f"{error}: pass --memory hidden") from None

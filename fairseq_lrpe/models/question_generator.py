@@ -171,12 +171,15 @@ class QuestionGeneratorModel(TransformerModelBase):
 
         fairseq would skip sources in training that are longer than --max-source-positions.
         """
-        folders = getattr(args, "data", "").split(os.pathsep)  # fairseq's dummy tasks have no data
+        folders = [*filter(None, getattr(args, "data", "").split(os.pathsep))]  # dummy tasks have no data
         paths = [path for folder in folders for path in Path(folder).glob("*.source.idx")]
         indices = [MMapIndexedDataset.Index(str(path)) for path in paths]
         longest, limit = max((index.sizes.max() for index in indices), default=0), cfg.max_source_positions
         if longest > limit and not args.skip_invalid_size_inputs_valid_test:
-            raise UserError(f"a source has {longest} tokens, more than --max-source-positions {limit}")
+            raise UserError(
+                f"a source has {longest} tokens, more than --max-source-positions {limit}: pass "
+                f"--max-source-positions {longest}, or prepare the data with --longest {limit}"
+            )
         if cfg.encoder != bert_weights.SCRATCH:
             bert_weights.check(cfg, Path(args.data, word_pieces.VOCABULARY))
 

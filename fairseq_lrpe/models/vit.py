@@ -124,7 +124,8 @@ class ViTModel(BaseFairseqModel):
     def build_model(cls, args, task):
         size, patch = task.cfg.image_size, args.patch_size
         if size % patch:
-            raise SystemExit(f"fairseq_lrpe: --image-size {size} is not divisible by --patch-size {patch}")
+            wrong = f"--image-size {size} is not divisible by --patch-size {patch}"
+            raise SystemExit(f"fairseq_lrpe: {wrong}: pass another --patch-size")
         return cls(args, size, len(task.labels))
 
     def forward(self, images: Tensor) -> Tensor:

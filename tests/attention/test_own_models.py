@@ -103,7 +103,7 @@ def test_own_softmax_attention_matches_the_module(name, options, causal):
         return module.out_proj(module.merge_heads(o))
 
     if functions == "`SoftmaxAttention`":
-        with pytest.raises(ValueError, match="use LinearAttention or SoftmaxAttention"):
+        with pytest.raises(ValueError, match=r"use (LinearAttention or )?SoftmaxAttention"):
             attention_bias(module.encoding, *heads(module, x)[:2], torch.arange(L))
         return
     leaves = [x, *module.parameters()]
@@ -183,6 +183,10 @@ WRONG = [  # (call, part of the message)
     (
         lambda: apply_encoding(build(SoftmaxAttention, "t5").encoding, Q, Q, THREE),
         "t5 changes the scores, not q and k",
+    ),
+    (
+        lambda: apply_encoding(build(SoftmaxAttention, "cope").encoding.float(), Q, Q, THREE),
+        "the scores of cope are not q·k plus a bias: use SoftmaxAttention",
     ),
     (lambda: attention_bias(rope(), Q, Q, THREE), "rope does not add a bias to the scores"),
     (

@@ -172,6 +172,8 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
 @pytest.mark.parametrize("more, message", [
     ("--arch linear_lm_rope --memory state", "includes all previous positions"),
     ("--memory state --memory-length 0", "--memory state requires linear attention"),
+    ("--arch linear_lm_spe --memory state --memory-length 0", "spe cannot shift the positions"),
+    ("--arch linear_lm_selective_rope --memory state --memory-length 0", "selective_rope cannot shift"),
     ("--arch linear_lm_rope --same-length", "--same-length requires softmax attention"),
     ("--memory state --memory-length 0 --same-length", "--same-length requires a hidden memory: omit it"),
     ("--clamp-length 5", "--clamp-length is not supported by rope"),

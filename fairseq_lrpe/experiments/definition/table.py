@@ -209,6 +209,8 @@ class TableSpec:
         if (other := self.settings.rows_of) is None:
             return []
         self._check("rows_of", "table", other, [name for name in tables() if name != self.name])
+        if read_model(self.path.with_name(f"{other}.yaml"), TableSettings).rows_of:
+            raise self._error("rows_of", f"{other} has the rows of another table: name that table")
         return [row.model_copy(update={"columns": None, "values": {}}) for row in TableSpec(other).rows]
 
     @property
@@ -257,8 +259,9 @@ class Table(TableSpec):
         if column.metric is not None:
             known = ["tokens_per_second"] if column.evaluation == "training" else experiment.kind.metrics
             self._check(f"{key}.metric", "metric", column.metric, known)
-        with self._context(f"{key}.changes"):
-            experiment.check(column.changes)
+        if column.changes:
+            with self._context(f"{key}.changes"):
+                experiment.check(column.changes)
 
     def _make_cells(self):
         published, found = self.published.columns, {}

@@ -102,7 +102,7 @@ def estimate_training(job: Job) -> Estimate:
     if not job.kind.trains:
         raise UserError("no estimate, because its runs train no model")
     batch, dtype, trained = job.cfg.batch, DTYPES[job.precision], job
-    is_glue, initial = job.cfg.get("task") is not None, job.experiment.starts_from(job.run)
+    is_glue, initial = job.cfg.get("task") in GLUE, job.experiment.starts_from(job.run)
     if is_glue and isinstance(initial, Run):  # the model is that of the pretraining, with a head
         trained = replace(job, experiment=job.experiment.other(initial.experiment), run=initial)
     corpus = read_corpus(trained.kind, trained.cfg)
@@ -309,6 +309,7 @@ def meta_device() -> Iterator[None]:
         patch.object(Tensor, "cpu", lambda x: x),  # fairseq initializes some parameters on the CPU
         patch.multiple(F, dropout=_dropout, scaled_dot_product_attention=_attention),
         patch.object(AdaptiveSoftmax, "adapt_target", _adapt_target),
+        # As if all words were frequent, which costs more if the embeddings of others are narrower.
         patch.object(AdaptiveInput, "forward", lambda module, tokens: module.embeddings[0](tokens)),
         patch.object(float64, "FLOAT64_DEVICES", (*float64.FLOAT64_DEVICES, "meta")),
         # Masks select all elements, because they have no values.

@@ -175,6 +175,15 @@ def test_weights(cls, name):
     assert torch.allclose((weights @ v)[positive], out[positive])
 
 
+def test_weights_of_large_exponents():
+    """exp of these numbers overflows."""
+    attention = LinearAttention(16, 2, "rope", causal=True, feature_map="exp").double()
+    q, k, v = 1000 * torch.randn(3, 2, 2, 9, 8, dtype=torch.float64)
+    weights, (out, _) = attention_weights(attention, q, k), attention.attend(q, k, v, START, None, False)
+    whole = (weights.sum(-1) - 1).abs() < 1e-6  # other denominators are clamped
+    assert whole.any() and torch.allclose((weights @ v)[whole], out[whole])
+
+
 def test_uniform_weights_are_one():
     weights = torch.ones(3, 8, 8).tril()
     weights = weights / weights.sum(-1, keepdim=True)

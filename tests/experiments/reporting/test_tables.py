@@ -298,10 +298,12 @@ def save_table(configs, columns, *more):
     ({"rows": [{**OWN, "row": "Base"}]}, "rows: linear Base is not unique"),
     ({"rows_of": "some_table"}, "rows_of: unknown table 'some_table' (did you mean 'some_table9'?)"),
     ({"rows_of": "own"}, "rows_of: unknown table 'own'"),
+    ({"rows_of": "other"}, "rows_of: other has the rows of another table"),
 ])  # fmt: skip
 def test_errors_name_file_and_key(change, message, configs):
     own = OmegaConf.to_container(OmegaConf.load(configs / "tables/some_table9.yaml"))
     OmegaConf.save({**own, **change}, configs / "tables/own.yaml")
+    OmegaConf.save({**own, "rows_of": "own"}, configs / "tables/other.yaml")
     with pytest.raises(ValueError) as error:
         Table("own")
     text = str(error.value)

@@ -1,8 +1,8 @@
 """Language models with a memory of previous segments, evaluated with memories of different lengths."""
 
-from typing import Literal
+from typing import Any
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt, field_validator
 
 from fairseq_lrpe.experiments.definition.kinds.base import Evaluation, TrainingSettings
 from fairseq_lrpe.experiments.definition.kinds.lm import LM, max_length, model_flags, perplexity
@@ -16,11 +16,18 @@ STATE = "state"
 class MemoryEvaluation(Evaluation):
     # The number of previous positions whose hidden states are kept, or "state" for the sums of linear
     # attention over all previous positions, which is evaluated only if training used it, too.
-    memory: NonNegativeInt | Literal["state"] = 0
+    memory: Any = 0
     segment: PositiveInt = 1  # tokens per segment
     streams: PositiveInt = 1  # number of contiguous parts of the split that are read in parallel
     clamp: NonNegativeInt = 0  # maximum distance, which replaces all larger distances; 0 disables it
     same_length: bool = False  # whether each position attends to the same number of positions
+
+    @field_validator("memory")
+    @classmethod
+    def check_memory(cls, memory: object) -> object:
+        if memory != STATE and not (isinstance(memory, int) and memory >= 0):
+            raise UserError(f"must be a non-negative integer or {STATE!r}, not {memory!r}")
+        return memory
 
 
 class MemoryLM(LM):
@@ -69,7 +76,8 @@ def check_method(run: Run, evaluations: dict[str, dict]) -> None:
     for name, evaluation in evaluations.items():
         key = f"evaluations.{name}"
         if evaluation.get("clamp") and not encoding.uses_distance_table:
-            raise UserError(f"{key}.clamp needs a table of distances: set {key}.clamp=0")
+            wrong = f"needs a table of distances, which {run.method} does not have"
+            raise UserError(f"{key}.clamp {wrong}: set {key}.clamp=0")
         if evaluation.get("same_length") and run.attention == "linear":
             raise UserError(f"{key}.same_length needs softmax attention: set {key}.same_length=false")
 
