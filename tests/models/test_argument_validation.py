@@ -20,6 +20,7 @@ from support.tiny import run_here, train_flags, train_here
     ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute'"),
     ("softmax_lm", "--token-positions floater_every_layer --checkpoint-activations",
      "are not supported with the token positions floater_every_layer"),
+    ("linear_lm_rope", "--decoder-attention-heads 0", "must divide the embedding dimension 32"),
     ("softmax_lm", "--decoder-xformers-att-config {}", "--decoder-xformers-att-config replaces"),
     ("linear_lm_base", "--max-target-positions 16",
      "--tokens-per-sample 32 exceeds --max-target-positions 16"),
