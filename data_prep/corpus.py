@@ -14,6 +14,7 @@ from fairseq_lrpe.utils.cli import min_int
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_folder
 
+UNPACKED = "unpacked.part"  # folder of unpacked archives; like every *.part, it belongs to the command
 RECORD = "source.json"  # the path given by --from, or None, and the options that affect the data
 
 
@@ -62,9 +63,9 @@ class Corpus:
         """Raises UserError if the options cannot be used together, or with this source."""
 
     def archive(self, args: Namespace) -> Path:
-        """Returns the folder given by --from, or OUT/unpacked with the given or the downloaded archive."""
+        """Returns the folder given by --from, or OUT/unpacked.part with the given or downloaded archive."""
         source = args.source or fetch(args.out / self.facts["archive"], self.facts)
-        return unpacked(source, args.out / "unpacked")
+        return unpacked(source, args.out / UNPACKED)
 
     def write_text(self, args: Namespace, folder: Path) -> None:
         """Writes the corpus as plain text into ``folder``; needed only by corpora that call ``text``."""

@@ -24,7 +24,7 @@ import yaml
 
 from data_prep.parallel import progress
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import atomic_folder, is_hidden
+from fairseq_lrpe.utils.files import is_hidden
 
 SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())
 
@@ -87,8 +87,8 @@ def _download_verified(part, url, facts):
             reason = f"returned HTTP error {error.code} {error.reason}"
             if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR and error.code != TOO_MANY_REQUESTS:
                 break
-        except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
-            reason = f"was interrupted ({getattr(error, 'reason', error)})"
+        except ConnectionError as error:
+            reason = f"was interrupted ({error})"
         else:
             if not (reason := mismatch(part, facts)):
                 break
@@ -99,6 +99,27 @@ def _download_verified(part, url, facts):
     return reason
 
 
+@contextlib.contextmanager
+def _connection_errors():
+    """Raises a ConnectionError for all errors of the network, to tell them from those of writing the file."""
+    try:
+        yield
+    except urllib.error.HTTPError:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionError(getattr(error, "reason", error)) from None
+
+
+@_connection_errors()
+def _open(request):
+    return urllib.request.urlopen(request, timeout=TIMEOUT)
+
+
+@_connection_errors()
+def _read(response):
+    return response.read(CHUNK)
+
+
 def _download(part, url, size):
     """Appends the missing bytes of a file at a URL to ``part``."""
     start = part.stat().st_size if part.exists() else 0
@@ -106,11 +127,11 @@ def _download(part, url, size):
         return
     headers = HEADERS | ({"Range": f"bytes={start}-"} if start else {})
     request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+    with _open(request) as response:
         start = start if response.status == http.HTTPStatus.PARTIAL_CONTENT else 0
         bar = progress(None, part.stem, total=size, initial=start)
         with bar, part.open("ab" if start else "wb") as file:
-            while chunk := response.read(CHUNK):
+            while chunk := _read(response):
                 file.write(chunk)
                 bar.update(len(chunk))
             if response.length:  # number of bytes that are missing
@@ -120,27 +141,36 @@ def _download(part, url, size):
 def unpacked(source: Path, folder: Path) -> Path:
     """Returns ``source`` if it is a folder; else replaces ``folder`` by the unpacked archive and returns it.
 
+    The caller removes ``folder``, also after an error.
+
     Raises:
         UserError: If the archive is damaged or has files outside of its folder.
     """
     if source.is_dir():
         return source
     print(f"Unpacking {source}", flush=True)
-    with archive_errors(source), atomic_folder(folder) as part:
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with archive_errors(source):
         if zipfile.is_zipfile(source):
-            shutil.unpack_archive(source, part, "zip")
+            with zipfile.ZipFile(source) as archive:  # shutil skips every name with two dots
+                for name in archive.namelist():
+                    check_inside(source, name)
+                archive.extractall(folder)
         elif hasattr(tarfile, "data_filter"):
-            shutil.unpack_archive(source, part, "tar", filter="data")
+            shutil.unpack_archive(source, folder, "tar", filter="data")
         else:  # Python before 3.10.12 and 3.11.4
             with tarfile.open(source) as archive:
                 for member in archive:
-                    inside = (part / member.name).resolve().is_relative_to(part.resolve())
-                    if not inside or not (member.isfile() or member.isdir()):
-                        wrong = f"{member.name} is a link, a device or outside of the folder"
-                        raise UserError(f"{source} cannot be unpacked safely ({wrong}): unpack it yourself")
-                    archive.extract(member, part)
+                    check_inside(source, member.name, member.isfile() or member.isdir())
+                    archive.extract(member, folder)
     return folder
+
+
+def check_inside(archive: Path, name: str, is_plain: bool = True) -> None:
+    if not is_plain or name.startswith("/") or ".." in name.split("/"):
+        wrong = f"{name} is a link, a device or outside of the folder"
+        raise UserError(f"{archive} cannot be unpacked safely ({wrong}): unpack it yourself")
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:

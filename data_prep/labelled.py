@@ -60,10 +60,11 @@ class Labelled(Corpus):
         write_dictionary(folder, self.types, self.labels, counts, **self.metadata(args))
 
     def readable(self, read: Callable, images: list[tuple[object, tuple]], workers: int) -> Iterator[tuple]:
-        """Yields (image, ``read(image)``) of each (name, image), and adds read errors to ``unreadable``.
+        """Yields (image, ``read(image)``) of each (name, image), and adds decoding errors to ``unreadable``.
 
         Raises:
             UserError: At the end, if most of the images are unreadable.
+            OSError: If a file cannot be read.
         """
         before, total = len(self.unreadable), len(images)
         contents = (image for _, image in images)
@@ -138,6 +139,9 @@ def try_read(read: Callable, image: tuple) -> tuple[np.ndarray | None, str]:
     try:
         return read(image), ""
     except (ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # an error of the file system, not of the image
+            error.filename = error.filename or next((str(x) for x in image if isinstance(x, Path)), None)
+            raise
         return None, str(error)
 
 

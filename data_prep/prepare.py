@@ -1,14 +1,20 @@
 """Prepares a corpus for fairseq, or lists all corpora: ``lrpe prepare [NAME [OPTION ...]]``."""
 
+import fcntl
 import inspect
+import os
+import re
 import shutil
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 
 from rich.table import Table
 
-from data_prep.corpus import Corpus, check_record, recorded_folder
+from data_prep.corpus import UNPACKED, Corpus, check_record, recorded_folder
 from fairseq_lrpe.data.corpora import CORPORA, MINI, data_folder, prepare_arguments
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg, print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
@@ -59,13 +65,35 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
         parts = corpus.parts(args)
         for part in parts:
             corpus.check(part)
-            for folder in ("text", "bin"):
-                check_record(part.out / folder, corpus.record(part))
-        for part in parts:
-            with output_folder(part.out):
-                prepare_part(corpus, part)
+        with output_folder(args.out), locked(args.out):
+            for part in parts:
+                for folder in sorted(part.out.glob("*")):
+                    if re.fullmatch(r"text|bin\d*", folder.name):
+                        check_record(folder, corpus.record(part))
+            for part in parts:
+                with output_folder(part.out):
+                    prepare_part(corpus, part)
         for part in parts:
             corpus.report(part)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock in the block; raises UserError if another process prepares a corpus there."""
+    path = folder / "prepare.lock"
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process that has just ended has removed the file that it locked.
+            held = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            held = False
+        if not held:
+            raise UserError(f"another process prepares {folder}: wait until it ends, or change --out")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def parser(corpus: Corpus) -> ArgumentParser:
@@ -106,4 +134,4 @@ def prepare_part(corpus: Corpus, args: Namespace) -> None:
         shutil.rmtree(args.out / "text", ignore_errors=True)
         raise
     finally:
-        shutil.rmtree(args.out / "unpacked", ignore_errors=True)
+        shutil.rmtree(args.out / UNPACKED, ignore_errors=True)

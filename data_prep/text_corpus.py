@@ -3,7 +3,7 @@
 import io
 import shutil
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,9 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, write_atomic, write_lines
 
 SENTENCES = 2_000_000  # maximum number of lines for SentencePiece training, limited by memory
+MAX_BYTES = 4192  # SentencePiece's training skips longer lines
+MAX_CHARACTERS = MAX_BYTES // 4  # of at most four bytes each
+RESERVED = "\u2585"  # it also skips lines with this character
 BATCH = 10_000  # rows of a dataset that are read at once
 
 
@@ -116,7 +119,7 @@ class SentencePieceCorpus(TextCorpus):
 def learn_pieces(types: int, text: Path) -> bytes:
     """Trains a SentencePiece model of at most ``types`` pieces and returns the content of its file.
 
-    At most SENTENCES lines of the text are used, at equal distances.
+    At most SENTENCES lines of the text are used, at equal distances, and of these all words.
     """
     import sentencepiece
 
@@ -125,7 +128,7 @@ def learn_pieces(types: int, text: Path) -> bytes:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=islice(read_lines(text), 0, None, -(-count // SENTENCES)),
+            sentence_iterator=sentences(islice(read_lines(text), 0, None, -(-count // SENTENCES))),
             model_writer=model,
             vocab_size=types,
             model_type="bpe",
@@ -138,6 +141,20 @@ def learn_pieces(types: int, text: Path) -> bytes:
         remedy = "increase --sentencepiece, or use more text"
         raise UserError(f"SentencePiece cannot learn {types:,} pieces ({reason}): {remedy}") from None
     return model.getvalue()
+
+
+def sentences(lines: Iterable[str]) -> Iterator[str]:
+    """Yields the lines in the form that SentencePiece learns from: long ones word by word.
+
+    The pieces are the same as those of whole lines because SentencePiece counts the words.
+    """
+    for line in lines:
+        line = line.replace(RESERVED, " ")
+        if len(line.encode()) <= MAX_BYTES:
+            yield line
+            continue
+        for word in line.split():
+            yield from (word[i : i + MAX_CHARACTERS] for i in range(0, len(word), MAX_CHARACTERS))
 
 
 def copy_texts(texts: dict[str, Path], folder: Path) -> None:

@@ -35,6 +35,15 @@ def check_parallel(paths: Iterable[Path]) -> None:
             raise UserError(f"{first} {wrong}: the same lines of both must belong together")
 
 
+def is_unicode(*texts: str) -> bool:
+    r"""Returns whether UTF-8 can encode the texts: JSON may have unpaired surrogates, such as "\ud83d"."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def usable_rows(
     lines: Iterable, parse: Callable, name: object, start: int = 1, limit: int | None = None, required=False
 ) -> Iterator:

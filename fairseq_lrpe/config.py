@@ -48,7 +48,7 @@ class _SharedConfig(FairseqDataclass):
     linear_norm: str = flag(
         "denominator",
         "normalization of linear attention: division by the sum of the weights (denominator) or by their sum "
-        "without the encoding (content), or a LayerNorm instead of a division (layernorm)",
+        "before q and k are encoded, with the decay (content), or a LayerNorm instead (layernorm)",
     )
     feature_map: str = flag(
         "elu", f"feature map of linear attention: {', '.join(FEATURE_MAPS)} (elu is 1 + elu(x))"
@@ -257,11 +257,7 @@ def check_range(name: str, value: float, minimum: float, maximum: float = inf) -
 def check_randomized_positions(cfg, encoding: Encoding) -> None:
     """Raises a UserError if --randomized-positions would change nothing, or is not supported."""
     name = encoding.name
-    if encoding.left_context is not None or name in ("cope", "stick_breaking"):
-        raise UserError(
-            f"--randomized-positions does not support the encoding {name}, which accumulates values that "
-            "depend on the input from token to token: omit it, or use another encoding"
-        )
+    encoding.check_positions("--randomized-positions")
     without = cfg.token_positions in ("none", "convolution", "rnn")
     if name == "none" and (without or getattr(cfg, "no_token_positional_embeddings", False)):
         raise UserError(
@@ -288,6 +284,7 @@ def check_part(cfg, part: str, **shared) -> None:
         raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
     own, shared["causal"] = part_config(cfg, part), part == "decoder"
+    shared["layers"] = getattr(cfg, f"{part}_layers")
     encoding = encoding_from_config(own, embed_dim=width, num_heads=heads, **shared)
     if own.randomized_positions:
         check_range("randomized_positions", own.randomized_positions, 1)

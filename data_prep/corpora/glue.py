@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, preprocess
-from data_prep.corpus import Corpus, compared
+from data_prep.corpus import UNPACKED, Corpus, compared
 from data_prep.fetch import fetch, unpacked
 from data_prep.labelled import TRAIN_ROWS
 from data_prep.labelled_words import LabelledWords
@@ -39,11 +39,11 @@ class Tasks(Corpus):
         files = self.facts[args.name]["files"]
         mirrors = {"mirrors": self.facts["mirrors"]}
         paths = [fetch(args.out / file, {**mirrors, **facts}) for file, facts in files.items()]
-        folder = args.out / "unpacked" / args.name
+        folder = args.out / UNPACKED / args.name
         if args.name == "MRPC":
             split_mrpc(*paths, folder)
         else:
-            unpacked(*paths, args.out / "unpacked")
+            unpacked(*paths, args.out / UNPACKED)
         return folder
 
     def write_text(self, args, folder):

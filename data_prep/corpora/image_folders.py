@@ -5,6 +5,7 @@ import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -114,11 +115,12 @@ def in_class_folders(folder: Path) -> ImageFiles:
     """Returns {split: image files} of a folder; prints the numbers of validation images and ignored files.
 
     The class is the name of the folder inside the split's folder, as in torchvision's ImageFolder; subfolders
-    are allowed. The folders of the splits may be at any depth that is the same for all of them. Test images
+    are allowed. Each split has one folder; all of them are in the same folder, at any depth. Test images
     without class folders are ignored, and so are images outside of the splits if there are validation images.
 
     Raises:
-        UserError: If there are no training images, or the split or the class of an image is unclear.
+        UserError: If there are no training images, the split or the class of an image is unclear, or the
+            folders of the splits are not side by side.
     """
     files = {path.relative_to(folder).parts: path for path in visible_files(folder)}
     images = {parts for parts in files if is_image(parts[-1])}
@@ -127,10 +129,12 @@ def in_class_folders(folder: Path) -> ImageFiles:
         expected = f"expected files train/CLASS/NAME that end in {', '.join(SUFFIXES)}"
         raise UserError(f"--from has no training images: {expected}")
     depth, found, ignored, unclear = min(depths), defaultdict(list), [], defaultdict(list)
+    folders = set()
     for parts, path in files.items():
         split, inside = split_of(parts[depth]) if len(parts) > depth + 1 else None, parts[depth + 1 :]
         if parts in images and split and len(inside) > 1:
             found[split].append(ImageFile(inside[0], "/".join(inside[1:]), path))
+            folders.add(parts[: depth + 1])
             continue
         ignored.append("/".join(parts))
         if parts in images and split != "test":
@@ -140,6 +144,11 @@ def in_class_folders(folder: Path) -> ImageFiles:
     if wrong := [*unclear["train"], *unclear["valid"], *(() if "valid" in found else unclear[None])]:
         expected = f"{{train,valid,test}}/CLASS/NAME, with the ending {', '.join(SUFFIXES)}"
         raise UserError(f"{wrong[0]} may be an image: rename it to {expected}, or remove it")
+    for one, other in combinations(sorted(folders), 2):
+        if one[:-1] != other[:-1] or split_of(one[-1]) == split_of(other[-1]):
+            wrong = f"{'/'.join(one)} and {'/'.join(other)}"
+            expected = "pass a folder with one folder for each split, all of them in the same folder"
+            raise UserError(f"--from has images in {wrong}, which may be the same ones: {expected}")
     if "valid" in found:
         print(f"validation images: {len(found['valid']):,}; no training images are held out")
     if ignored:

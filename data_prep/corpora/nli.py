@@ -7,7 +7,7 @@ from typing import ClassVar
 from data_prep.cut import check_cut, cut, cut_option
 from data_prep.fetch import SOURCES
 from data_prep.labelled_words import LabelledWords
-from data_prep.validation import usable_rows
+from data_prep.validation import is_unicode, usable_rows
 from fairseq_lrpe.data.glue_tasks import THREE_WAY
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, visible_files
@@ -69,4 +69,6 @@ def pair_of(line: str) -> tuple[str, str, str]:
     *texts, label = (row[key] for key in keys)
     if label not in (*THREE_WAY, UNDECIDED):
         raise UserError(f"has the label {label!r} instead of one of {', '.join(THREE_WAY)}, -")
+    if not is_unicode(*texts):
+        raise UserError("has an unpaired surrogate, which is not a character")
     return *texts, label

@@ -17,6 +17,7 @@ from data_prep.cut import check_cut, cut, cut_option
 from data_prep.fetch import fetch
 from data_prep.labelled import dataset_builder
 from data_prep.parallel import progress
+from data_prep.validation import is_unicode
 from fairseq_lrpe.data.layout import PREPARATION, vocabulary_size
 from fairseq_lrpe.data.word_pieces import (
     SPECIALS,
@@ -43,6 +44,7 @@ CONFIG = "tokenizer_config.json"
 LAYOUT = "data > paragraphs > context and qas > question and answers > text and answer_start"
 SKIPPED = "questions are blank or have no answer and are skipped"
 LEFT_OUT = "questions have an answer that is not in its context and are skipped"
+NO_UNICODE = "questions have an unpaired surrogate, which is not a character, and are skipped"
 MOVED = "answers were moved from answer_start to their nearest occurrence"
 OPTIONS = {
     **cut_option(
@@ -166,17 +168,23 @@ def published(name: str) -> tuple[Path, bool]:
     is_folder = Path(name).exists()
     path, config = (Path(name) / file if is_folder else from_hub(name, file) for file in (VOCABULARY, CONFIG))
     read_types(path)
-    settings = json.loads(read_file(config)) if config.is_file() else {}
+    settings = json.loads(read_file(config)) if config and config.is_file() else {}
     return path, bool(settings.get("do_lower_case", True))
 
 
-def from_hub(name: str, file: str) -> Path:
+def from_hub(name: str, file: str) -> Path | None:
+    """Returns the path of a downloaded file, or None if the model has no tokenizer_config.json."""
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     print(f"Downloading {file} of {name}", flush=True)
     try:
         return Path(hf_hub_download(name, file))
     except Exception as error:  # any error of the network, hub or package
+        # LocalEntryNotFoundError is one without a connection.
+        missing = isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
+        if missing and file == CONFIG:
+            return None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         remedy = "try again later, or pass --bert FOLDER or --pieces N"
         raise UserError(f"{file} of {name} could not be downloaded ({reason}): {remedy}") from None
@@ -240,7 +248,7 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
     """Returns {context: answerable questions}, and prints the numbers of skipped questions and moved answers.
 
     If an answer is not at answer_start, its nearest occurrence in the context is used. Questions whose answer
-    or answer_start is not in the context are skipped.
+    or answer_start is not in the context, or whose text is not Unicode, are skipped.
 
     Raises:
         UserError: If the file does not have SQuAD's format, or at least half of the answers are skipped.
@@ -251,6 +259,9 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
             counts[SKIPPED] += 1
             continue
         text, start = answers[0]["text"], answers[0]["answer_start"]
+        if not is_unicode(context, question, text):
+            counts[NO_UNICODE] += 1
+            continue
         one_line, answer = normalize_spaces(context), normalize_spaces(text)
         if not 0 <= start < len(context) or not answer or answer not in one_line:
             counts[LEFT_OUT] += 1
@@ -263,9 +274,9 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
     for words, count in counts.items():
         if count:
             print(f"{path.name}: {count:,} {words}", flush=True)
-    if counts[LEFT_OUT] >= total:
+    if (broken := counts[LEFT_OUT] + counts[NO_UNICODE]) >= total:
         few = f"has {total:,} questions with an answer in their context"
-        raise UserError(f"{path} {few}, and {counts[LEFT_OUT]:,} without: correct the answers")
+        raise UserError(f"{path} {few}, and {broken:,} without: correct the answers")
     return found
 
 

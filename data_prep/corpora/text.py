@@ -26,7 +26,7 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import visible_entries
 
 EVERY = 5000  # one article of so many is used for validation, about 1,280 in total, and one for test
-SHARD = r"bin-shard(\d+)-8"  # pattern of the names of the published folders
+SHARD = "bin-shard{}-8"  # names of the published folders, from 0
 
 
 class OwnText(SentencePieceCorpus):
@@ -143,7 +143,7 @@ class WikiBook(BytePairCorpus):
     )
 
     def check(self, args):
-        if args.bpe_types and not (args.source and not find_shards(args.source)):
+        if args.bpe_types and not (args.source and not self.find_shards(args.source)):
             raise UserError("--bpe-types requires a folder with text: binarized data has all types")
 
     def write_text(self, args, folder):
@@ -153,10 +153,13 @@ class WikiBook(BytePairCorpus):
         copy_texts(texts, folder)
 
     def prepare(self, args, folder):
-        shards = find_shards(args.source or self.download(args.out / "published"))
+        shards = self.find_shards(args.source or self.download(args.out / "published"))
         if not shards:
             return super().prepare(args, folder)
         for shard in shards:
+            for name in layout.text(["train"]):
+                if not (shard / name).is_file():
+                    raise UserError(f"{shard / name} is missing: copy the published folder completely")
             gpt2_bpe.published(shard / "dict.txt", shard / "dict.txt")
         gpt2_bpe.provide(args.out / "gpt2_bpe", args.bpe)
         first, *others = shards
@@ -173,6 +176,17 @@ class WikiBook(BytePairCorpus):
         options = {"revision": self.facts["revision"], "local_dir": folder, "allow_patterns": patterns}
         return Path(snapshot_download(name, repo_type="dataset", **options))
 
+    def find_shards(self, folder: Path) -> list[Path]:
+        """Returns the folders with binarized data: ``folder`` itself, or all shards by number, or none."""
+        if (folder / "dict.txt").is_file():
+            return [folder]
+        shards = [folder / SHARD.format(i) for i in range(self.facts["shards"])]
+        missing = [shard for shard in shards if not shard.is_dir()]
+        if missing and len(missing) < len(shards):
+            wrong = f"{missing[0]} is missing, one of {len(shards)} published folders"
+            raise UserError(f"{wrong}: copy all of them, or pass one of them")
+        return [] if missing else shards
+
 
 def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
     shutil.copyfile(dictionary, part / "dict.txt")
@@ -181,11 +195,3 @@ def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
             os.link(path.resolve(), part / path.name)
         except OSError:
             shutil.copyfile(path, part / path.name)
-
-
-def find_shards(folder: Path) -> list[Path]:
-    """Returns the folders with binarized data: ``folder`` itself, its shards sorted by number, or none."""
-    if (folder / "dict.txt").is_file():
-        return [folder]
-    numbers = {path: re.fullmatch(SHARD, path.name) for path in folder.iterdir()}
-    return sorted((path for path, match in numbers.items() if match), key=lambda path: int(numbers[path][1]))

@@ -5,13 +5,14 @@ import re
 import shutil
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 from data_prep.binarize import SPLITS, concatenate, preprocess
-from data_prep.corpus import Corpus, compared, number
+from data_prep.corpus import UNPACKED, Corpus, compared, number
 from data_prep.fetch import fetch, unpacked
 from data_prep.parallel import map_lines, progress
 from data_prep.validation import check_parallel
@@ -26,6 +27,7 @@ NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "test_
 MAX_TOKENS, MAX_RATIO = 250, 1.5
 VALID = ("training", "newstest2013")  # every 100th training pair, or the validation set of WMT
 EVERY = 100
+HELD_OUT = "held_out"  # name of the pairs held out for validation, before some of them are removed
 
 Files = dict[str, list[dict[str, Path]]]  # {split: [{language: path}]}
 
@@ -33,10 +35,10 @@ Files = dict[str, list[dict[str, Path]]]  # {split: [{language: path}]}
 class Translation(Corpus):
     """English-German sentence pairs, for fairseq's translation.
 
-    OUT/text contains the raw text, and OUT/bin the binarized data and a dictionary of each language. The BPE
-    merges in OUT/codes and the settings in OUT/bin/preparation.json are needed to translate other text.
-    Training pairs are removed if a side is empty or has more than 250 tokens, or if one side has more than
-    1.5 times as many tokens as the other.
+    OUT/text contains the raw text, with the same validation and test pairs as OUT/bin, which contains the
+    binarized data and a dictionary of each language. The BPE merges in OUT/codes and the settings in
+    OUT/bin/preparation.json are needed to translate other text. Training pairs are removed if a side is empty
+    or has more than 250 tokens, or if one side has more than 1.5 times as many tokens as the other.
 
     As in fairseq's examples/translation/prepare-wmt14en2de.sh, every 100th pair of WMT's training corpora is
     used for validation instead of training and learning BPE, unless it would be removed from training, too.
@@ -91,7 +93,7 @@ class Translation(Corpus):
         splits = {split: [] for split in SPLITS}
         for name, facts in self.archives.items():
             archive = fetch(args.out / name, facts, args.source and args.source / name)
-            folder = unpacked(archive, args.out / "unpacked" / name.removesuffix(".tgz"))
+            folder = unpacked(archive, args.out / UNPACKED / name.removesuffix(".tgz"))
             for split, files in facts["files"].items():
                 splits[split].append({language: plain(folder / file) for language, file in files.items()})
         return splits
@@ -100,22 +102,26 @@ class Translation(Corpus):
         text = self.text(args)
         codec = text_codec.Moses(text)
         words, pieces, clean = text / "words", text / "pieces", text / "clean"
+        names, cleaned = {split: split for split in SPLITS}, ["train"]  # names of the splits' files
+        if self.holds_out(args):
+            names["valid"] = HELD_OUT
+            cleaned.append(HELD_OUT)
         functions = {language: partial(codec.words, language) for language in LANGUAGES}
-        encode(functions, text, words, args.workers)
+        encode(names.values(), functions, text, words, args.workers)
         if not codec.path.is_file():
             codec.learn([words / f"train.{language}" for language in LANGUAGES], args.bpe_types)
-        encode(dict.fromkeys(LANGUAGES, codec.pieces), words, pieces, args.workers)
-        cleaned = SPLITS[: 2 if self.holds_out(args) else 1]
+        encode(names.values(), dict.fromkeys(LANGUAGES, codec.pieces), words, pieces, args.workers)
         clean.mkdir(exist_ok=True)
-        counts = {split: remove_pairs(pieces, clean, split) for split in cleaned}
+        counts = {name: remove_pairs(pieces, clean, name) for name in cleaned}
         if not counts["train"]["kept"]:
             raise UserError(f"all training pairs are unusable: {removed(counts['train'])}")
-        texts = {split: (clean if split in cleaned else pieces) / split for split in SPLITS}
+        if self.holds_out(args):
+            write_references(text, pieces)
+        texts = {split: (clean if name in cleaned else pieces) / name for split, name in names.items()}
         flags = [f"--source-lang={LANGUAGES[0]}", f"--target-lang={LANGUAGES[1]}"]
         preprocess(texts, folder, args.out / "preprocess.log", *flags, workers=args.workers)
         sizes = {split: texts[split].with_suffix(".en").read_bytes().count(b"\n") for split in SPLITS[1:]}
-        pairs = {**{split: sizes[split] for split in sizes if split not in cleaned}, "train": counts["train"]}
-        (folder / "pairs.json").write_text(json.dumps(pairs | sizes) + "\n")
+        (folder / "pairs.json").write_text(json.dumps({"train": counts["train"], **sizes}) + "\n")
         facts = {"source": LANGUAGES[0], "target": LANGUAGES[1], **codec.facts}
         (folder / text_codec.PREPARATION).write_text(json.dumps(facts) + "\n")
         shutil.copyfile(codec.path, args.out / codec.path.name)
@@ -152,18 +158,18 @@ def plain(path: Path) -> Path:
 
 
 def hold_out(folder: Path, language: str) -> None:
-    train, valid = (folder / f"{split}.{language}" for split in ("train", "valid"))
+    train, other = (folder / f"{name}.{language}" for name in ("train", HELD_OUT))
     every = train.rename(folder / f"every.{language}")
-    with every.open("rb") as lines, train.open("wb") as kept, valid.open("wb") as held_out:
+    with every.open("rb") as lines, train.open("wb") as kept, other.open("wb") as held_out:
         for number, line in enumerate(lines, 1):
             (kept if number % EVERY else held_out).write(line)
     every.unlink()
 
 
-def encode(functions: dict, before: Path, after: Path, workers: int) -> None:
+def encode(names: Iterable[str], functions: dict, before: Path, after: Path, workers: int) -> None:
     after.mkdir(exist_ok=True)
-    for split, (language, function) in product(SPLITS, functions.items()):
-        name = f"{split}.{language}"
+    for prefix, (language, function) in product(names, functions.items()):
+        name = f"{prefix}.{language}"
         map_lines(function, before / name, after / name, workers)
 
 
@@ -188,6 +194,14 @@ def remove_pairs(folder: Path, target: Path, split: str) -> Counter:
                 for file, side in zip(kept, pair, strict=True):
                     file.write(side)
     return counts
+
+
+def write_references(text: Path, pieces: Path) -> None:
+    """Writes the raw pairs that are kept of the held-out ones as ``text``/valid, the references of BLEU."""
+    for language in LANGUAGES:
+        pairs = zip(*(read_lines(pieces / f"{HELD_OUT}.{x}") for x in LANGUAGES), strict=True)
+        lines = zip(read_lines(text / f"{HELD_OUT}.{language}"), pairs, strict=True)
+        write_lines(text / f"valid.{language}", (line for line, pair in lines if verdict(pair) == "kept"))
 
 
 def removed(counts: Counter) -> str:

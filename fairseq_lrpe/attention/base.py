@@ -128,8 +128,9 @@ class SelfAttention(nn.Module):
             The output (B, L, E), or a tuple of the output and the state if ``return_state``.
 
         Raises:
-            ValueError: if x is not (B, L, E), or the state is not one of this module for this batch size, or
-                for a ``position_index`` with ``memory``, ``state`` or ``return_state``.
+            ValueError: if x or ``key_padding_mask`` has another shape, or the state is not one of this module
+                for this batch size, or for a ``position_index`` with ``memory``, ``state`` or
+                ``return_state``, or with an encoding that does not support it.
         """
         if x.dim() != 3 or x.size(2) != self.embed_dim:
             raise ValueError(
@@ -138,6 +139,8 @@ class SelfAttention(nn.Module):
             )
         if position_index is not None and (memory is not None or state is not None or return_state):
             raise UserError("a memory or a state requires consecutive positions: omit position_index")
+        if position_index is not None:
+            self.encoding.check_positions("position_index")
         past, offset, inputs, feature_sum = state or AttentionState()
         keys = x if keys is None else keys
         parts = [keys] if memory is None else [memory, keys]
@@ -146,11 +149,13 @@ class SelfAttention(nn.Module):
         k, v = (self.split_heads(self._concat([p(y) for y in parts])) for p in (self.k_proj, self.v_proj))
         earlier = k.size(2) - q.size(2)
         if key_padding_mask is not None:
+            _check_mask(key_padding_mask, k.size(0), (q.size(2), k.size(2)))
             key_padding_mask = F.pad(key_padding_mask, (k.size(2) - key_padding_mask.size(1), 0))
         features, inputs = self._input_features(parts, key_padding_mask, inputs)
         offsets = (offset + earlier, offset) if position_index is None else (position_index,) * 2
         context = Context(*offsets, key_padding_mask, features, feature_sum)
-        if self.encoding.float32_parameters and self.encoding.log_decay(context) is not None:
+        decays = self.causal and type(self.encoding).log_decay is not Encoding.log_decay
+        if self.encoding.float32_parameters and decays:
             # The gradient of an angle is the difference of a term of q and a term of k, both proportional to
             # absolute positions. With a decay, the difference is far smaller than the terms.
             q, k = at_least_float32(q), at_least_float32(k)
@@ -230,6 +235,13 @@ def append_rows(past: Tensor, order: Tensor | None, new: Tensor) -> Tensor:
     torch.index_select(past, 0, order, out=out[:, :, :length])
     out[:, :, length:] = new
     return out
+
+
+def _check_mask(mask, batch, lengths):
+    """Raises a ValueError if a padding mask is not (batch, one of ``lengths``)."""
+    if mask.dim() != 2 or mask.size(0) != batch or mask.size(1) not in lengths:
+        shapes = " or ".join(dict.fromkeys(str((batch, length)) for length in lengths))
+        raise ValueError(f"key_padding_mask must have shape {shapes}, not {tuple(mask.shape)}")
 
 
 def _check_encoding(encoding, num_heads, head_dim, causal, options):

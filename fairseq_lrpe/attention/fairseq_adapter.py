@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from torch import Tensor, nn
 
@@ -115,7 +116,12 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
                     f"expected at least as many keys as queries, got {len(key)} and {len(query)}: pass the "
                     "inputs of the queries as keys, too"
                 )
-            memory = key[:earlier] if memory is None else torch.cat([memory, key[:earlier]])
+            if memory is None:
+                memory = key[:earlier]
+            else:
+                if key_padding_mask is not None:
+                    key_padding_mask = F.pad(key_padding_mask, (len(memory), 0))
+                memory = torch.cat([memory, key[:earlier]])
         result = super().forward(
             query,
             keys=keys,

@@ -5,12 +5,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention, append_rows, select_rows
-from fairseq_lrpe.encodings import Encoding, check_choice
+from fairseq_lrpe.encodings import Context, Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
+from fairseq_lrpe.ops.autograd import recompute
 from fairseq_lrpe.ops.decay import decay_of_keys
 from fairseq_lrpe.ops.linear_attention.chunk import attend_last
 from fairseq_lrpe.ops.linear_attention.exponential import exp_features, scaled_attention
@@ -70,8 +70,9 @@ class LinearAttention(SelfAttention):
         encoding: the positional encoding or its name; its class must be ``decomposable``.
         causal: whether attention is causal; required if ``encoding`` is a name.
         linear_norm: "denominator" divides outputs by the sum of the weights; "content" divides by the sum of
-            the weights without the encoding, which is never negative (RoFormer Eq. 19); "layernorm" does not
-            divide, but applies a LayerNorm(E) to the concatenated heads.
+            the weights of q and k that are not encoded, with the encoding's decay if it has one, which is
+            never negative (RoFormer Eq. 19); "layernorm" does not divide, but applies a LayerNorm(E) to the
+            concatenated heads.
         feature_map: a name in ``FEATURE_MAPS``. For "exp", maxima that cancel in the division are subtracted,
             so that inputs of any size give finite outputs; causal attention then takes O(L log L) time. If
             the encoding changes q and k, denominators are at least 1e-6 and 1e-12·exp(max q + max k), and
@@ -123,22 +124,23 @@ class LinearAttention(SelfAttention):
             with no_autocast(q.device):
                 return self._attend_exp(q, k, v, context, past)
         q, k = self.feature_map(q), self.feature_map(k)
-        log_decay, padding = self._log_decay(context, q), context.key_padding_mask
-        options = {"causal": self.causal}
+        padding, options = context.key_padding_mask, {"causal": self.causal}
         options["backend"] = "auto" if self.backend == "fla" and not self.training else self.backend
         past = past or {"sums": None, "content": None, "order": None}
         state, order, content = past["sums"], past["order"], None
         first = state is None and return_state and self.causal and k.size(2) == 1
 
+        # Decays are computed after the encoding's forward pass, in which FSDP gathers its parameters.
         def attend_with_sums(q, k, v, normalize, state):
             state = None if state is None else LinearState(*(select_rows(x, order) for x in state))
-            own = {"log_decay": log_decay, "key_padding_mask": padding, "state": state}
+            own = {"log_decay": self.log_decay(context, q), "key_padding_mask": padding, "state": state}
             result = linear_attention(
                 q, k, v, normalize=normalize, return_state=return_state, **own, **options
             )
             return result if return_state else (result, None)
 
         def attend_with_keys(q, k, v, normalize):
+            log_decay = self.log_decay(context, q)
             keys = _append_keys(state, order, k, v, log_decay, padding)
             decay = log_decay if keys.log_decay is None else keys.log_decay
             if keys.is_small and q.size(2) == 1:
@@ -158,7 +160,7 @@ class LinearAttention(SelfAttention):
             return o if self.norm is None else self._normalize(o), sums
 
         if self._recompute_encoding and k.size(2) > _MIN_CHECKPOINT_KEYS and k.requires_grad:
-            o, sums = checkpoint(encode_and_attend, q, k, v, use_reentrant=False)
+            o, sums = recompute(encode_and_attend, q, k, v)
         else:
             o, sums = encode_and_attend(q, k, v)
         if self.linear_norm == "content":
@@ -176,7 +178,7 @@ class LinearAttention(SelfAttention):
         past = past or dict.fromkeys(("sums", "content", "maximum", "order"))
         order = past["order"]
         unchanged = type(encoding).forward is Encoding.forward
-        options = {"causal": self.causal, "log_decay": self._log_decay(context, q)}
+        options = {"causal": self.causal, "log_decay": self.log_decay(context, q)}
         options["key_padding_mask"] = context.key_padding_mask
         f = exp_features(q, k, per_feature=unchanged, maximum=select_rows(past["maximum"], order), **options)
         half, v = v.dtype == torch.float16, encoding.encode_values(v, context).to(f.q.dtype)
@@ -198,7 +200,7 @@ class LinearAttention(SelfAttention):
         sums = LinearState(sums[..., :-1], sums[..., -1])
         return o, {"sums": sums, "content": content, "maximum": f.maximum, "order": None}
 
-    def _log_decay(self, context, q):
+    def log_decay(self, context: Context, q: Tensor) -> Tensor | None:
         """Returns the log decay. For a :class:`PositionIndex`, a constant one becomes one of each key."""
         decay, index = self.encoding.log_decay(context), context.q_offset
         if decay is None or decay.dim() > 2 or not isinstance(index, PositionIndex):

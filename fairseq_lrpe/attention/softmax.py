@@ -4,10 +4,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention.base import STATE_REMEDY, SelfAttention, append_rows, select_rows
 from fairseq_lrpe.encodings import Encoding, prepare_scores
+from fairseq_lrpe.ops.autograd import recompute
 
 _CAUSAL_BLOCK_SIZE = 128
 """Approximate number of queries per block in causal attention whose scores are modified by the encoding."""
@@ -69,8 +69,8 @@ class SoftmaxAttention(SelfAttention):
         q, k = self.encoding(q, k, context)
         v = self.encoding.encode_values(v, context).to(q.dtype)
         decay = self.encoding.log_decay(context)
-        if decay is not None and decay.dim() == 3:
-            decay = decay[..., None]
+        of_heads = decay is not None and decay.dim() == 3
+        decay = decay[..., None] if of_heads else decay
         varies = decay is not None and decay.dim() > 2
         if past is not None:
             _check_past(past, q, context.k_offset)
@@ -80,18 +80,17 @@ class SoftmaxAttention(SelfAttention):
             k, v = append_rows(past["k"], order, k), append_rows(past["v"], order, v)
             decay = append_rows(past["log_decay"], order, decay) if varies else decay
         state = {"v": v, "log_decay": decay if varies else None, "order": None}
-        context = context._replace(log_decay=decay.squeeze(-1) if varies else decay)
+        context = context._replace(log_decay=decay.squeeze(-1) if of_heads else decay)
 
         length, outputs = q.size(2), []
-        block_size, recompute = length, length > 1024 and torch.is_grad_enabled()
+        block_size, recomputes = length, length > 1024 and torch.is_grad_enabled()
         if self._use_blocks:
             # Blocks have nearly equal sizes, so that 150 queries are not split into 128 and 22.
             if self.causal:
                 block_size = math.ceil(length / max(1, round(length / _CAUSAL_BLOCK_SIZE)))
             if length > 1024:
-                block_size = min(
-                    block_size, max(16, _MAX_BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2)))
-                )
+                elements = max(1, q.size(0) * q.size(1) * k.size(2))  # of a query; a batch can be empty
+                block_size = min(block_size, max(16, _MAX_BIAS_ELEMENTS // elements))
         context = prepare_scores(self.encoding, q, k, context)
         # The largest block comes first, so that the others reuse its memory.
         for start in reversed(range(0, length, max(1, block_size))):
@@ -99,8 +98,8 @@ class SoftmaxAttention(SelfAttention):
             num_keys = k.size(2) - length + start + block.size(2) if self.causal else k.size(2)
             block_context = context.block(start, block.size(2), num_keys)
             arguments = block, k[:, :, :num_keys], v[:, :, :num_keys], block_context
-            if block_size < length and recompute:
-                outputs.append(checkpoint(self._attend_block, *arguments, use_reentrant=False))
+            if block_size < length and recomputes:
+                outputs.append(recompute(self._attend_block, *arguments))
             else:
                 outputs.append(self._attend_block(*arguments))
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1] or [v[:, :, :0]], dim=2)
@@ -142,7 +141,8 @@ class SoftmaxAttention(SelfAttention):
         offset = keys - queries  # number of keys before the first query, if causal
         causal = self.causal and queries > 1
         windowed = 0 < self.window < keys
-        if bias is None and key_padding_mask is None and not windowed and (offset == 0 or not causal):
+        plain = bias is None and key_padding_mask is None and not windowed and (offset == 0 or not causal)
+        if plain and not self.encoding.needs_weights:  # which needs the mask itself
             return {"is_causal": causal}
         masked = torch.zeros(1, 1, 1, keys, dtype=torch.bool, device=q.device)
         if key_padding_mask is not None:

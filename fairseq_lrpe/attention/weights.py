@@ -5,37 +5,37 @@ from torch import Tensor
 
 from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.attention.linear import LinearAttention
-from fairseq_lrpe.encodings import Context, softmax_scores
+from fairseq_lrpe.encodings import START, Context, softmax_scores
 from fairseq_lrpe.ops import linear_attention
 
 
 @torch.no_grad()
-def attention_weights(
-    attention: SelfAttention, q: Tensor, k: Tensor, features: Tensor | None = None
-) -> Tensor:
+def attention_weights(attention: SelfAttention, q: Tensor, k: Tensor, context: Context = START) -> Tensor:
     """Returns the weights (B, H, L, L) with which causal attention sums the values.
 
     Rows sum to 1, with these exceptions. If the encoding has ``log_weights``, they sum to at most 1. In
-    linear attention with the norm "denominator", the divisor is at least 1e-6, as in the module. With
-    "content" and "layernorm", it is the sum of the weights without the encoding, since the sum with it can be
-    negative or close to 0; the module itself does not divide with "layernorm". Transformations of the values
-    by the encoding are not part of the weights.
+    linear attention with the norms "denominator" and "content", the divisor is that of the module, at least
+    1e-6. With "layernorm", the module does not divide. The divisor is then the sum of the products of queries
+    and keys without the encoding and its decay, since the sum with it can be negative or close to 0.
+    Transformations of the values by the encoding are not part of the weights.
 
     Args:
         attention: linear or softmax attention, in evaluation mode.
         q: queries (B, H, L, d), before the feature map and the encoding.
         k: keys (B, H, L, d), likewise.
-        features: the encoding's ``input_features``, if its scores depend on them.
+        context: the positions, and the encoding's ``input_features`` if its scores depend on them.
     """
-    encoding, context = attention.encoding, Context(features=features)
+    encoding = attention.encoding
     if isinstance(attention, LinearAttention):
         if attention.feature_map is torch.exp:  # factors of a query, or of all keys, cancel in the division
             q, k = q - q.amax(-1, keepdim=True), k - k.amax((-2, -1), keepdim=True)
         q, k = attention.feature_map(q), attention.feature_map(k)
         values = torch.eye(q.size(-2), dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
-        options = {"log_decay": encoding.log_decay(context), "normalize": False, "backend": "reference"}
+        options = {"log_decay": attention.log_decay(context, q), "normalize": False, "backend": "reference"}
         weights = linear_attention(*encoding(q, k, context), values, causal=True, **options)
         sums = weights if attention.linear_norm == "denominator" else (q @ k.mT).tril()
+        if attention.linear_norm == "content":
+            sums = linear_attention(q, k, values, causal=True, **options)
         return weights / sums.sum(-1, keepdim=True).clamp(min=1e-6)
     scores = softmax_scores(encoding, *encoding(q, k, context), context)
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)

@@ -8,6 +8,7 @@ example:
   lrpe evaluate results/lm/mini/linear_rope/seed-1 512 1024 --rope-scaling yarn
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -25,6 +26,7 @@ from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, method_style
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser, resumable
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
+from fairseq_lrpe.utils.gpus import gpus_here
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -35,10 +37,12 @@ def main(arguments: list[str] | None = None) -> None:
     text += "default LENGTH divided by the length in training, but at least 1, and for dynamic 1"
     parser.add_argument("--rope-scaling", metavar="TYPE[:FACTOR]", help=text)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the perplexities")
+    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate"):
         lengths = sorted(set(args.lengths))
-        job = load_job(args.run, lengths, args.rope_scaling)
+        cpu = args.cpu or not gpus_here()
+        job = replace(load_job(args.run, lengths, args.rope_scaling), cpu=cpu)
         trained = lm.model_flags(job)["tokens_per_sample"]
         measured = evaluate_lengths(job)
         print_table(measured, trained, job)

@@ -75,11 +75,11 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def load_bert(name: str):
-    """Returns the pretrained BertModel of a folder or of a name on the Hugging Face Hub, in float32."""
+    """Returns the pretrained BertModel of a folder or of a name on the Hugging Face Hub."""
     from transformers import BertModel
 
     with _readable(name):
-        options = {"add_pooling_layer": False, "dtype": torch.float, "output_loading_info": True}
+        options = {"add_pooling_layer": False, "output_loading_info": True}
         model, info = BertModel.from_pretrained(name, **options)
     if missing := sorted(info["missing_keys"]):
         wrong = f"lacks {len(missing)} of BERT's weights, such as {missing[0]}"

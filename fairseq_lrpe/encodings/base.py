@@ -145,6 +145,9 @@ class Encoding(Float32Parameters):
         super().__init__()
         if layer < 1:
             raise ValueError(f"layer must be at least 1, not {layer}")
+        layers = layer if layers is None else layers
+        if layers < layer:
+            raise ValueError(f"layers must be at least layer {layer}, not {layers}")
         if axes > 1 and not self.multidimensional:
             known = " or ".join(name for name, cls in ENCODINGS.items() if cls.multidimensional)
             raise ValueError(
@@ -154,7 +157,7 @@ class Encoding(Float32Parameters):
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.causal = causal
-        self.layer, self.layers = layer, layers or layer
+        self.layer, self.layers = layer, layers
         self.max_positions = max_positions
         self.axes = axes
         self.scale = head_dim**-0.5
@@ -243,6 +246,11 @@ class Encoding(Float32Parameters):
         return context.prepared(self.scale * q, k, context.first_row(q, k))
 
     @property
+    def accumulates(self) -> bool:
+        """Whether values that depend on the input are accumulated over consecutive tokens."""
+        return self.left_context is not None
+
+    @property
     def modifies_scores(self) -> bool:
         """Whether the scores of softmax attention can differ from scale·q·kᵀ."""
         methods = ("log_decay", "bias", "scores")
@@ -282,6 +290,14 @@ class Encoding(Float32Parameters):
             weights: the attention weights (B, H, Lq, Lk) if ``needs_weights``.
         """
         return o
+
+    def check_positions(self, argument: str) -> None:
+        """Raises a UserError if positions must be consecutive, but ``argument`` gives them other values."""
+        if self.accumulates:
+            raise UserError(
+                f"{argument} does not support the encoding {self.name}, which accumulates values that "
+                "depend on the input from token to token: omit it, or use another encoding"
+            )
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         """Returns the encoding of the same keys at positions smaller by ``shift``.

@@ -27,6 +27,7 @@ class CoPE(Encoding):
 
     decomposable = False
     bidirectional = False
+    accumulates = True
 
     def __init__(self, *, positions: int = 64, **shared):
         super().__init__(**shared)

@@ -3,12 +3,12 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.encodings.alibi import ALiBi
 from fairseq_lrpe.encodings.base import Context, check_choice, register_encoding
 from fairseq_lrpe.encodings.distance_bias import DistanceBias
 from fairseq_lrpe.encodings.kerple import KERPLE
+from fairseq_lrpe.ops.autograd import recompute
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 
 BIASES = ("kerple", "alibi")
@@ -66,7 +66,7 @@ class DAPE(DistanceBias):
             return torch.cat([adapt(*block) for block in blocks], dim=-2).to(content.dtype)
 
     def _recomputed(self, scores, bias):
-        return checkpoint(self._perceptron, scores, bias, use_reentrant=False, preserve_rng_state=False)
+        return recompute(self._perceptron, scores, bias, preserve_rng_state=False)
 
     def _perceptron(self, scores, bias):
         """Returns s + b + f(s, b) for scores (B, H, rows, keys) and biases (1, H, rows, keys)."""

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.ops.autograd import recompute
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, expand_distances
 
@@ -94,8 +94,8 @@ class FIRE(Encoding):
         """Returns f(z), of shape (H, queries, keys), for z of shape (queries, keys), in blocks of queries."""
         blocks = z.split(max(1, _MAX_HIDDEN_ELEMENTS // (len(self.hidden_weight) * z.size(1))))
         if torch.is_grad_enabled():
-            options = {"use_reentrant": False, "preserve_rng_state": False}
-            return torch.cat([checkpoint(self._function, block, **options) for block in blocks], dim=1)
+            blocks = [recompute(self._function, block, preserve_rng_state=False) for block in blocks]
+            return torch.cat(blocks, dim=1)
         return torch.cat([self._function(block) for block in blocks], dim=1)
 
     def _function(self, z):

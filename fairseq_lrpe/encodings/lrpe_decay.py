@@ -23,10 +23,17 @@ class LRPEDecay(LRPE):
     By default, all layers rotate q and k, by angles that the heads share. With ``first_layer``, only layer 1
     does, as in the models of TransNormerLLM; the other layers only decay, and have no parameters. ``theta``
     is then (H, d), initially 10000^(−2n/(H·d)) for n = 0..H·d−1.
+
+    Raises:
+        ValueError: if ``layers`` is missing. Its default is ``layer``, the last layer, which does not decay.
     """
 
-    def __init__(self, *, first_layer: bool = False, **shared):
-        super().__init__(core="unitary", rotation="identity", learn_theta=True, **shared)
+    def __init__(self, *, first_layer: bool = False, layers: int | None = None, **shared):
+        if layers is None:
+            raise ValueError(
+                "lrpe_decay depends on the number of layers: pass layers, and layer from 1 to layers"
+            )
+        super().__init__(core="unitary", rotation="identity", learn_theta=True, layers=layers, **shared)
         self.rotates = self.layer == 1 or not first_layer
         if not self.rotates:
             del self.theta

@@ -25,6 +25,7 @@ class StickBreaking(Encoding):
 
     decomposable = False
     bidirectional = False
+    accumulates = True
     log_weights = True
 
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:

@@ -235,9 +235,10 @@ class ClassifierModel(BaseFairseqModel):
             args.encoder_learned_pos = args.token_positions == "learned"
             args.no_token_positional_embeddings = args.token_positions == "none"
         encoder = ClassifierEncoder(transformer_config(args), task, Inputs(args, task))
-        add_token_positions(encoder, args, encoder.max_source_positions)
         if args.init_std:
             init_normal(encoder, args.init_std)
+        # Added afterwards, because the positions of this project have their own initialization.
+        add_token_positions(encoder, args, encoder.max_source_positions)
         return cls(encoder, task.cfg.pooling, task.apart, len(task.labels))
 
     def pooled(self, tokens: Tensor) -> Tensor:

@@ -313,14 +313,17 @@ def add_token_positions(module, args, max_positions):
         attentions = self_attentions(module)
         position = build_position(
             args.token_positions,
-            embed_dim=module.embed_tokens.embedding_dim,
+            embed_dim=getattr(module.args, f"{module.part}_embed_dim"),
             vocab_size=len(module.dictionary),
             max_positions=count or max_positions,
             padding_idx=module.padding_idx,
             causal=module.part == "decoder",
             layers=len(attentions),
         )
-        module.embed_positions = TokenPositions(position, module.embed_tokens, module.embed_scale, attentions)
+        project = getattr(module, "project_in_dim", None)
+        module.embed_positions = TokenPositions(
+            position, module.embed_tokens, module.embed_scale, attentions, project
+        )
     elif isinstance(embedding, SinusoidalPositionalEmbedding):
         module.embed_positions = SinusoidalPositions(embedding, count)
     elif count and isinstance(embedding, LearnedPositionalEmbedding):
@@ -410,16 +413,17 @@ class TokenPositions(FairseqIncrementalState, nn.Module):
     """Replacement for the module ``embed_positions``, whose output fairseq adds to the scaled embeddings.
 
     If the position embedding is not additive (see ``AbsolutePosition.additive``), this module also computes
-    the scaled embeddings x, and returns the difference between x with positions and x. Positions in
-    ``every_layer`` are added to the inputs of the ``attentions`` of the layers instead, and 0 is returned.
+    the scaled embeddings x, which ``project`` maps to the model's dimension if it differs, and returns the
+    difference between x with positions and x. Positions in ``every_layer`` are added to the inputs of the
+    ``attentions`` of the layers instead, and 0 is returned.
     """
 
     max_positions = int(1e5)
 
-    def __init__(self, position, embed_tokens, scale, attentions):
+    def __init__(self, position, embed_tokens, scale, attentions, project=None):
         super().__init__()
         self.position = position
-        self.embed_tokens = embed_tokens
+        self.embed_tokens, self.project = embed_tokens, project
         self.scale = scale
         if position.every_layer:
             for layer, attention in enumerate(attentions):
@@ -442,13 +446,14 @@ class TokenPositions(FairseqIncrementalState, nn.Module):
 
     def _offsets(self, tokens, positions, incremental_state):
         if self.position.additive:
-            like = next(self.parameters())
+            like = next(self.embed_tokens.parameters())  # those of the position can be kept in float32
             p = self.position(like.new_zeros(*tokens.shape, self.position.width), positions, tokens)
             if self.position.every_layer:
                 self.parts = list(p.transpose(0, 1).chunk(len(self.parts), dim=-1))
                 return p.new_zeros(1, 1, 1)
             return p
         x = self.scale * self.embed_tokens(tokens)
+        x = x if self.project is None else self.project(x)
         if incremental_state is None or self.position.left_context != math.inf:
             return self.position(x, positions, tokens) - x
         state = self.get_incremental_state(incremental_state, "position")

@@ -49,9 +49,10 @@ class LanguageModel(TransformerLanguageModel):
         args.decoder_layers = layers
         cfg = transformer_config(args)
         decoder = Decoder(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True)
-        add_token_positions(decoder, args, decoder.max_target_positions)
         if args.init_std:
             init_normal(decoder, args.init_std)
+        # Added afterwards, because the positions of this project have their own initialization.
+        add_token_positions(decoder, args, decoder.max_target_positions)
         if with_memory:
             with exit_on_error("fairseq_lrpe"):
                 decoder.memory = build_memory(decoder, args, task.args)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 
 def is_transformed() -> bool:
@@ -20,6 +21,16 @@ def is_transformed() -> bool:
 def apply(function: type[torch.autograd.Function], *args):
     """Returns ``function.apply(*args)``, or ``function.plain(*args)`` if :func:`is_transformed`."""
     return function.plain(*args) if is_transformed() else function.apply(*args)
+
+
+def recompute(function: Callable, *args, **options):
+    """Returns ``function(*args)``, whose activations are recomputed in the backward pass, not stored.
+
+    They are stored if :func:`is_transformed`, because ``torch.func`` does not support ``checkpoint``.
+    """
+    if is_transformed():
+        return function(*args)
+    return checkpoint(function, *args, use_reentrant=False, **options)
 
 
 def needs_plain_backward() -> bool:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,7 +59,12 @@ def run_command(
     Raises:
         CommandFailed: If the exit code is not 0 (CommandRejected for invalid arguments), or ``stop`` was set.
     """
-    program = Path(sys.executable).parent / command[0]
+    folders = os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()])
+    program = sys.executable if command[0] == "python" else shutil.which(command[0], path=folders)
+    if program is None:
+        raise CommandFailed(
+            f"{command[0]} was not found: install fairseq in the environment of {sys.executable}"
+        )
     log.parent.mkdir(parents=True, exist_ok=True)
     variables = {**KEEP_MEMORY, **os.environ, **(environment or {}), **SETTINGS}
     process = None
@@ -69,12 +75,14 @@ def run_command(
         popen |= {"start_new_session": True, "preexec_fn": die_with_parent()}
         try:
             with defer_signals():  # a signal between fork and assignment would orphan the command
-                process = subprocess.Popen([str(program), *command[1:]], **popen)
+                process = subprocess.Popen([program, *command[1:]], **popen)
             for line in _follow(process, output, stop):
                 on_line(line)
-        except BaseException:
+        except BaseException as error:
             if process is not None:
-                terminate_group(process)
+                # SLURM, which sent these signals, kills the job itself at its time limit.
+                by_slurm = isinstance(error, SystemExit) and error.code in [128 + n for n in CLUSTER_SIGNALS]
+                terminate_group(process, None if by_slurm else GRACE_PERIOD)
             raise
     if process.returncode:
         tail = log.read_text(errors="replace").splitlines()[-8:]
@@ -119,12 +127,12 @@ def _die_with(parent):
             os._exit(1)
 
 
-def terminate_group(process: subprocess.Popen) -> None:
-    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or ``GRACE_PERIOD`` is over."""
+def terminate_group(process: subprocess.Popen, seconds: float | None = GRACE_PERIOD) -> None:
+    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or after ``seconds``, if given."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
-            process.wait(GRACE_PERIOD)
+            process.wait(seconds)
 
 
 @contextmanager

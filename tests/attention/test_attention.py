@@ -256,6 +256,16 @@ def test_invalid_flags_are_rejected(flags, message):
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
+def test_padding_of_more_keys_than_queries_after_a_memory(attention):
+    module, memory, x = build(attention, "rope"), *torch.randn(2, L, B, E, dtype=torch.float64)
+    padding = torch.zeros(B, L, dtype=torch.bool)
+    padding[1, :2] = True
+    found, _ = module(x[4:], x, memory=memory, key_padding_mask=padding)
+    padding = torch.cat([torch.zeros_like(padding), padding], dim=1)
+    assert_same(found, module(x[4:], torch.cat([memory, x]), key_padding_mask=padding)[0])
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
 def test_fewer_keys_than_queries_are_rejected(attention):
     x = torch.randn(5, B, E, dtype=torch.float64)
     with pytest.raises(ValueError, match="at least as many keys as queries, got 4 and 5"):

@@ -36,7 +36,7 @@ def elements(function, monkeypatch):
 
 @pytest.mark.parametrize("name, options", CASES)
 def test_decoding_step(name, options, monkeypatch):
-    module = LinearAttention(E, H, name, causal=True, **options).eval()
+    module = LinearAttention(E, H, name, causal=True, layers=2, **options).eval()
     x = torch.randn(1, 5, E)
     _, state = module(x, return_state=True)
 
@@ -49,7 +49,8 @@ def test_decoding_step(name, options, monkeypatch):
 
 @pytest.mark.parametrize("name, options", ENCODES_ONLY_Q_AND_K)
 def test_explicit_positions(name, options, monkeypatch):
-    encoding = build_encoding(name, num_heads=H, head_dim=8, causal=True, **options).eval()
+    shared = {"num_heads": H, "head_dim": 8, "causal": True, "layers": 2}
+    encoding = build_encoding(name, **shared, **options).eval()
     positions = torch.tensor([FAR + 70, 3, FAR])
     q, k = torch.randn(1, H, 3, 8), torch.randn(1, H, 3, 8)
     far = apply_encoding(encoding, q, k, positions)

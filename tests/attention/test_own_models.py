@@ -13,8 +13,8 @@ from support.tensors import assert_same, perturbed, randn, with_gradients
 from support.tiny import REPOSITORY
 from torch import nn
 
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding, attention_bias
-from fairseq_lrpe.encodings import ENCODINGS, START, Context, Encoding, build_encoding
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding, attention_bias, linear
+from fairseq_lrpe.encodings import ENCODINGS, START, Context, Encoding, build_encoding, dape
 from fairseq_lrpe.encodings.per import PER
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.position_index import PositionIndex, grid_position_index
@@ -70,7 +70,8 @@ every = pytest.mark.parametrize("name, options, causal", CASES, ids=str)
 
 def build(attention, name, causal=True, **options):
     """Returns a float64 module with random parameters."""
-    return perturbed(attention(E, H, name, causal=causal, max_positions=16, **options).double().eval())
+    options = {"max_positions": 16, "layers": 2, **options}
+    return perturbed(attention(E, H, name, causal=causal, **options).double().eval())
 
 
 def encoded(encoding, q, k, *positions, functions="both functions"):
@@ -173,7 +174,11 @@ def rope(**changed):
     return build_encoding("rope", **{"num_heads": H, "head_dim": D, "causal": True, **changed})
 
 
-Q, THREE = torch.zeros(B, H, 3, D), torch.arange(3)
+def rope_attention():
+    return SoftmaxAttention(E, H, rope())
+
+
+Q, X, THREE = torch.zeros(B, H, 3, D), torch.zeros(B, 3, E), torch.arange(3)
 WRONG = [  # (call, part of the message)
     (lambda: apply_encoding(rope(), Q, Q, THREE - 1), "must not be negative"),
     (lambda: apply_encoding(rope(), Q, Q, torch.arange(3.0)), "must be integers of shape (3,) or"),
@@ -203,6 +208,16 @@ WRONG = [  # (call, part of the message)
     (
         lambda: LinearAttention(E, H, "rope", causal=True)(Q[0]),
         "the last is embed_dim 16, not shape (2, 3, 8)",
+    ),
+    *(
+        (lambda m=mask, o=options: rope_attention()(X, key_padding_mask=m, **o), message)
+        for mask, options, message in (
+            (torch.zeros(B, 2) > 0, {}, "key_padding_mask must have shape (2, 3), not (2, 2)"),
+            (torch.zeros(B, 4) > 0, {}, "key_padding_mask must have shape (2, 3), not (2, 4)"),
+            (torch.zeros(1, 3) > 0, {}, "key_padding_mask must have shape (2, 3), not (1, 3)"),
+            (torch.zeros(3) > 0, {}, "key_padding_mask must have shape (2, 3), not (3,)"),
+            (torch.zeros(B, 4) > 0, {"memory": X}, "must have shape (2, 3) or (2, 6), not (2, 4)"),
+        )
     ),
     (
         lambda: build(LinearAttention, "none", linear_norm="layernorm", feature_map="exp"),
@@ -246,7 +261,7 @@ def example(*parts):
 
 def test_example_of_a_gpt():
     names = example("class Block(nn.Module)", "class GPT(nn.Module)", "lrpe = GPT(99")
-    for name in ("lrpe", "xpos", "alibi"):
+    for name in ("lrpe", "xpos", "alibi", "decay"):
         out, _ = names[name](torch.randint(99, (2, 20)))
         assert out.shape == (2, 20, 99) and out.isfinite().all()
 
@@ -357,23 +372,41 @@ def test_attention_masks_of_hugging_face():
     assert_same(o, expected.transpose(1, 2))
 
 
-@pytest.mark.parametrize("name", ["lrpe_decay", "kerple"])
-def test_sharded_encodings_have_parameters_in_float32(name):
+class Slope(Encoding):
+    """A learned decay of each head."""
+
+    name, float32_parameters = "slope", ("slope",)
+
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        self.slope = nn.Parameter(torch.full((self.num_heads,), 0.1))
+
+    def log_decay(self, context=START):
+        return -self.slope
+
+
+@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
+@pytest.mark.parametrize("name", ["lrpe_decay", "kerple", "dape", "slope"])
+def test_sharded_encodings_have_parameters_in_float32(name, attention):
     """FSDP of the documented form, with one process."""
-    shard = example("def shard(model)")["shard"]
-    model, seen = nn.Sequential(SoftmaxAttention(E, H, name, causal=True)), []
+    if name != "slope" and attention is LinearAttention and not ENCODINGS[name].decomposable:
+        return
+    shard, shared = example("def shard(model)")["shard"], {"num_heads": H, "head_dim": D, "causal": True}
+    encoding = Slope(**shared) if name == "slope" else build_encoding(name, **shared, layers=2)
+    model, seen, x = nn.Sequential(attention(E, H, encoding)), [], torch.randn(B, L, E)
+    expected = torch.autograd.grad(model(x).square().sum(), encoding.parameters())
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         with torch.distributed.device_mesh.init_device_mesh("cpu", (1,)):
             shard(model)
-        encoding = model[0].encoding
         encoding.register_forward_pre_hook(lambda *_: seen.extend(p.dtype for p in encoding.parameters()))
-        out = model(torch.randn(B, L, E))
+        out = model(x)
         out.float().square().sum().backward()
     finally:
         torch.distributed.destroy_process_group()
     assert set(seen) == {torch.float32} and out.dtype == torch.bfloat16
-    assert all(p.grad.full_tensor().any() for p in encoding.parameters())
+    for parameter, exact in zip(encoding.parameters(), expected, strict=True):
+        assert (parameter.grad.full_tensor() - exact).norm() < 0.05 * exact.norm()
 
 
 @every
@@ -416,6 +449,44 @@ def test_gradients_of_each_sample_and_export(name, options):
         assert_same([actual[key][i] for key in parameters], list(gradients))
     exported = torch.export.export(module, (x,)).module()
     assert_same(exported(x), module(x))
+
+
+@pytest.mark.parametrize("attention, name, causal, length", [
+    (LinearAttention, "rope", False, L),
+    (SoftmaxAttention, "t5", False, 1100),
+    (SoftmaxAttention, "dape", True, L),
+    (SoftmaxAttention, "fire", True, L),
+])  # fmt: skip
+def test_transforms_of_what_the_backward_pass_recomputes(monkeypatch, attention, name, causal, length):
+    monkeypatch.setattr(linear, "_MIN_CHECKPOINT_KEYS", 0)
+    monkeypatch.setattr(dape, "_MAX_HIDDEN_ELEMENTS", 1)
+    module, x = build(attention, name, causal), randn(1, length, E)
+    parameters = dict(module.named_parameters())
+    found = torch.func.grad(lambda p: torch.func.functional_call(module, p, (x,)).square().sum())(parameters)
+    expected = torch.autograd.grad(module(x).square().sum(), list(parameters.values()))
+    assert_same(list(found.values()), list(expected))
+
+
+@pytest.mark.parametrize("causal, padded", [(True, False), (True, True), (False, False)])
+def test_weights_are_masked(causal, padded):
+    """An encoding gets the weights that attention uses, whether or not it has a bias."""
+    seen = []
+
+    class Watching(Encoding):
+        name, needs_weights = "watching", True
+
+        def decode_output(self, o, context=START, weights=None):
+            seen.append(weights)
+            return o
+
+    plain, x = build(SoftmaxAttention, "none", causal), randn(B, L, E)
+    module = SoftmaxAttention(E, H, Watching(num_heads=H, head_dim=D, causal=causal)).double()
+    module.load_state_dict(plain.state_dict())
+    padding = torch.zeros(B, L, dtype=torch.bool)
+    padding[1, -2:] = True
+    assert_same(*(y(x, key_padding_mask=padding if padded else None) for y in (module, plain)))
+    allowed = visible(causal) & ~(padding & padded)[:, None, None]
+    assert (seen[0] > 0).equal(allowed.expand_as(seen[0]))
 
 
 @pytest.mark.parametrize("decay, multiplicative", [((H,), False), ((H,), True), ((H, D), False)])

@@ -15,8 +15,8 @@ from fairseq_lrpe.utils.errors import UserError
 
 E, L, N = H * D, 9, 40
 KINDS = {"linear": LinearAttention, "softmax": SoftmaxAttention}
-INPUT = {name for name, cls in ENCODINGS.items() if cls.left_context is not None} - {"fox_rope"}
-INPUT |= {"cope", "stick_breaking", "none"}
+INPUT = {name for name, cls in ENCODINGS.items() if cls.left_context is not None}
+INPUT |= {"cope", "stick_breaking"}
 
 MORE = [
     Method({"encoding": "shaw", "shaw_k": 2, "shaw_values": True, "shaw_per_head": True}, ""),
@@ -34,7 +34,7 @@ def cases():
     found = {}
     for method in [*METHODS.values(), *MORE]:
         name, flags = method.encoding, method.flags
-        if name in INPUT or "liere_block_size" in flags:
+        if name in INPUT | {"none"} or "liere_block_size" in flags:
             continue
         options = {k.removeprefix(f"{name}_"): v for k, v in flags.items() if k.startswith(f"{name}_")}
         if name == "tupe":
@@ -106,6 +106,13 @@ def test_states_are_refused(arguments):
         module, p = kind(E, H, "rope", causal=True), torch.tensor([2, 5, 6])
         with pytest.raises(UserError, match="a memory or a state requires consecutive"):
             module(torch.zeros(1, 3, E), position_index=PositionIndex(p, p, 9), **arguments)
+
+
+@pytest.mark.parametrize("name", sorted(INPUT))
+def test_encodings_that_depend_on_the_input_are_refused(name):
+    module, p = SoftmaxAttention(E, H, name, causal=True), torch.tensor([2, 5, 6])
+    with pytest.raises(UserError, match=f"^position_index does not support the encoding {name}, which accum"):
+        module(torch.zeros(1, 3, E), position_index=PositionIndex(p, p, 9))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -98,6 +98,12 @@ def test_one_block(rows, name, length):
     assert seen == [(0, length, length)]
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_empty_batch(name):
+    x = torch.zeros(L, 0, H * D, dtype=torch.float64)
+    assert build(name, name in CAUSAL_ONLY)(x)[0].shape == x.shape
+
+
 @pytest.mark.parametrize("name, causal", [("t5", True), ("shaw_values", False), ("per", True)])
 def test_backward_uses_the_same_dropout_mask(rows, name, causal):
     """With a fixed mask the output is linear in the value projection: a step adds gradient · step."""

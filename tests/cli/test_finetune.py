@@ -17,6 +17,7 @@ from scipy.stats import pearsonr
 from support.tiny import REPOSITORY, preprocess
 
 from fairseq_lrpe.cli import finetune, train
+from fairseq_lrpe.experiments.reporting.records import read_run
 
 QUIET = {"num_workers": 0, "data_buffer_size": 0}
 ROWS = {"train": 48, "valid": 20, "test": 8}
@@ -154,6 +155,8 @@ def test_best_learning_rate_is_chosen(place, done, task):
     assert kept.samefile(folder / found["checkpoint"]) and kept.is_relative_to(trials[found["chosen"]])
     for name, trial in trials.items():
         assert read(trial)["evaluations"] == found["tried"][name]
+    ours, best = (read_run(f, place / "results") for f in (folder, trials[found["chosen"]]))
+    assert ours.seconds == best.seconds and ours.curve == best.curve  # NaN is not equal
 
 
 def test_predictions_match_the_labels_and_fairseqs_metrics(place, done):
@@ -229,7 +232,8 @@ def test_other_settings_in_the_same_folder_are_rejected(place, second, tmp_path)
     single = ("glue/mini", "rope", "--seed", "2", "--cpu")
     lost = next(name for name in trials if name != read(folder)["chosen"])
     for program, words, message in (
-        ("finetune", (other, *SECOND[1:]), f"it was initialized from another checkpoint, {CHECKPOINT}"),
+        ("finetune", (other, *SECOND[1:]), f"starts_from was {CHECKPOINT} "),
+        ("train", (*single, "task=RTE", "choose=null", f"starts_from={CHECKPOINT}"), "it chose among trials"),
         ("finetune", (*SECOND, f"data={tmp_path}/glue"), "data.RTE/bin/input0/valid.bin was "),
         ("train", (*single, "task=RTE", lost, "--", "--clip-norm", "1"), "flags was [], now ["),
     ):
@@ -270,4 +274,6 @@ def test_invalid_arguments(place, done, tmp_path):
     assert "has the architecture roberta" in other
     other = ("glue/mini", "base", "task=RTE", f"starts_from={checkpoint}", *given[2:])
     assert "was trained with rope in linear attention, not base in" in error_of(*other, program=train)
+    none = ("glue/mini", "rope", "task=RTE", "starts_from=null", *given[2:])
+    assert "has no pretrained model: set starts_from to" in error_of(*none, program=train)
     assert not (tmp_path / "r").exists()

@@ -7,13 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from support.tiny import REPOSITORY, run_here
 
 from fairseq_lrpe.cli import train
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.execution import run_directory, runner
+from fairseq_lrpe.experiments.execution.run_directory import locked
+from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.reporting.records import read_run
 
 SMALL = (
@@ -156,6 +161,9 @@ def test_training_starts_from_a_checkpoint(continued, small, tmp_path):
     losses = [[e["loss"] for e in entries(x) if e["kind"] == "train_inner"] for x in (continued[1], folder)]
     assert losses[1][0] < losses[0][0] - 1
     assert json.loads((folder / "run.json").read_text())["starts_from"]["path"] == str(first)
+    other = run([word for word in words if word != f"starts_from={first}"], "--results", tmp_path)
+    assert other.returncode == 1 and f"(starts_from was {first} " in other.stderr
+    assert ", now None)" in other.stderr and len(other.stderr.splitlines()) == 1
 
 
 def test_flags_that_lrpe_sets_are_rejected(small, tmp_path):
@@ -224,14 +232,28 @@ def test_two_nodes_without_gpus_train_one_model(small, tmp_path):
     words = [*small, "--results", str(tmp_path)]
     words += ["batch.per_gpu=2", "updates=4", "train.log_interval=1", VALID]
     folder = folder_in(tmp_path, [*SMALL[:-1], "updates=4"])
-    words += ["--gpus", "1", "--nodes", "2", "--rendezvous", f"localhost:{free_port()}"]
+    words += ["--gpus", "1", "--nodes", "2", "--rendezvous", f"localhost:{free_port()}", "--seeds", "1", "2"]
     nodes = [start(words) for _ in range(2)]
     ends = [(node.communicate(), node.returncode) for node in nodes]
     assert [code for _, code in ends] == [0, 0], ends
-    inner = [e for e in entries(folder) if e["kind"] == "train_inner"]
-    assert [e["num_updates"] for e in inner] == [1, 2, 3, 4]
-    assert all(e["bsz"] == 4 for e in inner)  # two sequences per node
-    assert (folder / "evaluation.json").exists()
+    for one in (folder, folder.with_name("seed-2")):
+        inner = [e for e in entries(one) if e["kind"] == "train_inner"]
+        assert [e["num_updates"] for e in inner] == [1, 2, 3, 4]
+        assert all(e["bsz"] == 4 for e in inner)  # two sequences per node
+        assert (one / "evaluation.json").exists()
+
+
+def test_second_node_waits_for_the_evaluation(small, tmp_path, monkeypatch):
+    """Otherwise, it would start the next training while the first node evaluates, and torchrun would fail."""
+    experiment = Experiment.load("lm/mini", [word for word in [*small, "batch.per_gpu=2"] if "=" in word])
+    job = Job(experiment, *experiment.runs("linear", "rope", [1]), tmp_path, nodes=2, gpus=1)
+    monkeypatch.setattr(runner, "run_training", lambda *_: None)
+    with ThreadPoolExecutor() as pool:
+        with locked(job.folder):
+            ended = pool.submit(runner.run_worker, job)
+            time.sleep(1)
+            assert not ended.done()
+        ended.result()
 
 
 def test_words_after_options_are_their_values(tmp_path):

@@ -83,6 +83,20 @@ def test_the_encoder_equals_bert(dtype, activation, tolerance, folder, tmp_path)
     assert (found[real] - expected[real]).abs().max() <= tolerance
 
 
+def test_weights_in_half_precision_are_copied_exactly(folder, tmp_path, monkeypatch):
+    """With arguments of from_pretrained that all versions of transformers before 5 accept."""
+    shutil.copytree(folder, tmp_path / "bert")
+    half = BertModel.from_pretrained(folder).half()
+    half.save_pretrained(tmp_path / "bert")
+    works, given = BertModel.from_pretrained, set()
+    monkeypatch.setattr(BertModel, "from_pretrained", lambda name, **x: given.update(x) or works(name, **x))
+    model, cfg, _ = build(tmp_path / "bert")
+    bert_weights.initialize(model.encoder, cfg, folder / "vocab.txt")
+    assert given == {"add_pooling_layer", "output_loading_info"}
+    found, expected = model.encoder.layers[2].fc1.weight, half.encoder.layer[2].intermediate.dense.weight
+    assert found.dtype == torch.float and torch.equal(found, expected.float())
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [

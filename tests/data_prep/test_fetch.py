@@ -1,9 +1,13 @@
 """Downloads from working and broken mirrors of a local server, and unpacking of archives."""
 
+import errno
 import hashlib
+import http.client
 import random
 import socket
+import ssl
 import tarfile
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -70,6 +74,38 @@ def test_the_error_names_all_mirrors_with_their_reasons(server, unreachable, tmp
     assert not list(tmp_path.iterdir())
 
 
+ERRORS = [
+    OSError(errno.EHOSTUNREACH, "No route to host"),
+    ssl.SSLError(1, "bad record mac"),
+    TimeoutError("timed out"),
+    http.client.IncompleteRead(b"", 9),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(("owner", "name"), [(urllib.request, "urlopen"), (http.client.HTTPResponse, "read")])
+def test_errors_of_the_network_are_retried(owner, name, error, server, tmp_path, monkeypatch):
+    """All attempts with the first mirror fail, and the next mirror provides the file."""
+    calls, works = [], getattr(owner, name)
+
+    def failing(*args, **kwargs):
+        calls.append(name)
+        if len(calls) <= fetch.TRIES:
+            raise error
+        return works(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, failing)
+    get(tmp_path / "file", server.url("range"), server.url("no_range"))
+    assert server.requests[-1] == ("/no_range/file", None)
+
+
+def test_a_full_disk_is_not_retried(server, tmp_path):
+    (tmp_path / "file.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        get(tmp_path / "file", server.url("range"), server.url("no_range"))
+    assert len(server.requests) == 1
+
+
 GOOD = {"top/one.txt": b"one", "top/deep/two.txt": b"two" * 1000}
 
 
@@ -82,22 +118,31 @@ def test_tar_members_outside_of_the_folder_are_errors(name, kind, tmp_path):
     archive = write_tar(tmp_path / "archive", GOOD, bad)
     with pytest.raises(ValueError, match=bad.name):
         fetch.unpacked(archive, tmp_path / "folder")
-    assert list(tmp_path.iterdir()) == [archive]
+    assert set(tmp_path.iterdir()) == {archive, tmp_path / "folder"}
 
 
-def test_zip_members_stay_inside_the_folder(tmp_path):
-    names = ("../out.txt", "/tmp/lrpe_out.txt", "a\\..\\..\\out.txt")
-    archive = write_zip(tmp_path / "archive", {**GOOD, **dict.fromkeys(names, b"")})
-    fetch.unpacked(archive, tmp_path / "folder")
-    assert {path.name for path in tmp_path.iterdir()} == {"archive", "folder"}
+@pytest.mark.parametrize("name", ["../out.txt", "top/../../out.txt", "top/../one.txt", "/tmp/lrpe_out.txt"])
+def test_zip_members_outside_of_the_folder_are_errors(name, tmp_path):
+    archive = write_zip(tmp_path / "archive", {**GOOD, name: b""})
+    with pytest.raises(ValueError, match=f"cannot be unpacked safely .{name} is a link, a device or outside"):
+        fetch.unpacked(archive, tmp_path / "folder")
+    assert set(tmp_path.iterdir()) == {archive, tmp_path / "folder"}
     assert not Path("/tmp/lrpe_out.txt").exists()
 
 
 @pytest.mark.parametrize("write", [write_zip, write_tar])
-def test_truncated_archives_leave_nothing(write, tmp_path):
+def test_all_members_are_unpacked(write, tmp_path):
+    names = ("IMG_1..jpg", "a..b/...c", "a\\..\\..\\out.txt", "..x", "./here.txt")
+    files = {**GOOD, **{name: name.encode() for name in names}}
+    folder = fetch.unpacked(write(tmp_path / "archive", files), tmp_path / "folder")
+    found = {str(x.relative_to(folder)): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
+    assert found == {name.removeprefix("./"): content for name, content in files.items()}
+
+
+@pytest.mark.parametrize("write", [write_zip, write_tar])
+def test_truncated_archives_are_errors(write, tmp_path):
     content = random.Random(0).randbytes(100_000)
     archive = write(tmp_path / "archive", {"one.txt": content, "two.txt": content[::-1]})
     archive.write_bytes(archive.read_bytes()[:50_000])
     with pytest.raises(ValueError, match="is not a complete zip or tar archive"):
         fetch.unpacked(archive, tmp_path / "folder")
-    assert list(tmp_path.iterdir()) == [archive]

@@ -1,12 +1,16 @@
 """The command that lists corpora and prepares them."""
 
 import re
+import subprocess
 from importlib import import_module
 
 import pytest
+from small_corpora import error_of, prepare, write_files, write_zip
+from support.tiny import BIN
 
 from data_prep import prepare as command
 from data_prep.corpus import Corpus
+from fairseq_lrpe.utils.errors import UserError
 
 
 def test_without_a_name_all_corpora_are_listed(tmp_path, monkeypatch, capsys):
@@ -47,3 +51,53 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
     assert captured.out.startswith(f"usage: lrpe prepare {name} ")
     for option in ("--from", "--out", "--workers", f"data/{name}"):
         assert option in captured.out
+
+
+REVIEWS = {f"{x}/{y}/{i}.txt": b"a text" for x in ("train", "test") for y in ("neg", "pos") for i in range(2)}
+
+
+@pytest.mark.parametrize("source", ["out/unpacked", "given.zip"])
+def test_only_what_was_unpacked_is_removed(source, tmp_path):
+    """Not a folder that existed before, also if it is the source."""
+    folder, out = write_files(tmp_path / "out" / "unpacked", REVIEWS), tmp_path / "out"
+    write_zip(tmp_path / "given.zip", REVIEWS)
+    prepare("lra_text", ["--from", tmp_path / source, "--out", out])
+    found = {str(x.relative_to(folder)): x.read_bytes() for x in folder.rglob("*.txt")}
+    assert found == REVIEWS and {path.name for path in out.iterdir()} == {"unpacked", "bin"}
+
+
+@pytest.mark.parametrize("content", [{"a.txt": b"a"}, {"../a.txt": b"a"}])
+def test_unpacked_archives_of_failed_preparations_are_removed(content, tmp_path):
+    archive = write_zip(tmp_path / "a.zip", content)
+    error_of("imdb", "--from", archive, "--out", tmp_path / "far" / "out")
+    assert list(tmp_path.iterdir()) == [archive]
+
+
+LOCK = "import sys, pathlib; from data_prep.prepare import locked\n"
+LOCK += "with locked(pathlib.Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
+
+
+def test_one_process_at_a_time_prepares_a_folder(text_folder, in_process, tmp_path):
+    words = ["--from", text_folder, "--out", tmp_path, "--sentencepiece", 60, "--workers", 1]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([BIN / "python", "-c", LOCK, tmp_path], **pipes) as other:
+        assert other.stdout.readline() == "locked\n"
+        before = set(tmp_path.iterdir())
+        message = f"another process prepares {tmp_path}: wait until it ends, or change --out"
+        assert message in error_of("text", *words)
+        assert set(tmp_path.iterdir()) == before
+        other.kill()  # its lock file stays
+    prepare("text", words)
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "text"}
+
+
+def test_a_lock_that_another_process_has_just_removed_is_in_use(tmp_path, monkeypatch):
+    flock = command.fcntl.flock
+
+    def late(file, operation):
+        (tmp_path / "prepare.lock").unlink()
+        flock(file, operation)
+
+    monkeypatch.setattr(command.fcntl, "flock", late)
+    with pytest.raises(UserError, match="another process prepares"), command.locked(tmp_path):
+        pass

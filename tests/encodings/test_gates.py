@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.pairwise_scores import D, H, all_scores, random_encoding, rope_angles, rotated
+from support.pairwise_scores import D, H, all_scores, heads, random_encoding, rope_angles, rotated
 from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
@@ -177,6 +177,17 @@ def test_closed_gates(name, attention):
     alone = module.float()(x.transpose(0, 1)).transpose(0, 1)  # sequences of one token
     if name == "fox" or attention is LinearAttention:  # products of 0 are scores of 0
         assert_same(module(x), alone, 1e-6)
+
+
+def test_gates_of_heads_with_one_feature():
+    """They multiply the products of q and k, as those of more features do."""
+    encoding, x = random_encoding("gla", head_dim=1), randn(2, 9, H)
+    module = SoftmaxAttention(H, H, encoding).double()
+    q, k, v = heads(module, x)
+    scores = all_scores(encoding, q, k, features=encoding.input_features(x))
+    later = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    o = scores.masked_fill(later, -torch.inf).softmax(-1) @ v
+    assert_same(module(x), module.out_proj(module.merge_heads(o)))
 
 
 @pytest.mark.parametrize("name", ["fox", "gla", "selective_rope", "path", "path_fox"])

@@ -22,8 +22,8 @@ H, D = 2, 6
 E = H * D
 
 
-def build(name, *, causal=True, heads=H, d=D, **options):
-    return build_encoding(name, num_heads=heads, head_dim=d, causal=causal, **options)
+def build(name, *, causal=True, heads=H, d=D, layers=3, **options):
+    return build_encoding(name, num_heads=heads, head_dim=d, causal=causal, layers=layers, **options)
 
 
 PRIOR = {"w_r.weight": (E, E), "u": (H, D), "v": (H, D)}
@@ -193,6 +193,8 @@ WRONG = [  # (encoding, options, part of the message)
     ("shaw", {"k": 0}, "at least 1, not 0"),
     ("shaw", {"k_after": -2}, "k_after of at least 0, or -1 to use k, not -2"),
     ("nezha", {"k": 0}, "at least 1, not 0"),
+    ("lrpe_decay", {"layers": None}, "lrpe_decay depends on the number of layers: pass layers"),
+    ("none", {"layer": 4}, "layers must be at least layer 4, not 3"),
     ("lfhc", {"rounding": "up"}, "unknown rounding 'up': choose from away, floor"),
     ("deberta", {"k": 0}, "at least 1, not 0"),
     ("gcdf", {"lambda_": 0.0}, "positive.*0"),

@@ -2,11 +2,13 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
 from support.pairwise_scores import rotated
 from support.tensors import assert_same, perturbed, randn, with_gradients
+from support.tiny import REPOSITORY
 from torch import nn
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding
@@ -62,6 +64,12 @@ def build(name, scaling=None, causal=True, **options):
 def test_cases_have_every_rotation():
     rotating = {name for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding)}
     assert rotating == {name for name, _ in CASES}
+
+
+def test_documented_encodings():
+    page = (REPOSITORY / "docs/models.md").read_text()
+    listed = page.partition("all encodings that rotate by angles:")[2].partition("All other")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) - {"permutation"} == {name for name, _ in CASES}
 
 
 def unscaled_angles(encoding):

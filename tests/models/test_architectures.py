@@ -2,8 +2,16 @@
 
 import pytest
 import torch
-from support.tiny_models import ONE_PER_ENCODING, architectures, build_model, check_registered, task_of
+from support.tiny_models import (
+    ONE_PER_ENCODING,
+    architectures,
+    build_model,
+    build_small,
+    check_registered,
+    task_of,
+)
 
+from fairseq_lrpe.config import TOKEN_POSITIONS
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
@@ -84,11 +92,16 @@ def test_step_by_step_equals_the_whole_sequence(arch, prefix):
         torch.testing.assert_close(out[:, 0], whole[:, step - 1], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("width", [32, 24])
 @pytest.mark.parametrize("positions", ["learned", "none", *POSITIONS])
 @torch.no_grad()
-def test_token_positions(positions):
-    """Each kind supports padding and decoding step by step, and makes the order of tokens matter."""
-    model, dictionary = build("softmax_lm", token_positions=positions, decoder_layers=1)
+def test_token_positions(positions, width):
+    """Each kind supports padding and decoding step by step, and makes the order of tokens matter.
+
+    Positions follow the projection of embeddings that do not have the model's width of 32.
+    """
+    flags = {"token_positions": positions, "decoder_input_dim": width}
+    model, dictionary = build("softmax_lm", **flags, decoder_layers=1)
     tokens = torch.randint(4, 24, (3, 30))
     tokens[1, 20:] = dictionary.pad()
     tokens[0, :2] = torch.tensor([5, 6])
@@ -107,6 +120,32 @@ def test_token_positions(positions):
     same = torch.allclose(model(swapped)[0][0, 2:], whole[0, 2:], rtol=0, atol=1e-10)
     assert same == (positions == "none")
     assert ("decoder.embed_positions.weight" in model.state_dict()) == (positions == "learned")
+
+
+FAMILIES = "lm", "roberta", "classifier", "transformer", "question_generator"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("positions", TOKEN_POSITIONS)
+def test_token_positions_in_half_precision(positions, dtype):
+    """Some have parameters in float32."""
+    tokens = torch.randint(4, 24, (2, 9))
+    for family in FAMILIES:
+        model = build_small(f"softmax_{family}", token_positions=positions).to(dtype)
+        more = (None, tokens) if family in ("transformer", "question_generator") else ()
+        out = model(tokens, *more)
+        out = out if family == "classifier" else out[0]
+        out.float().square().sum().backward()
+        assert out.dtype == dtype and out.isfinite().all()
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("family", ["lm", "classifier"])
+def test_init_std_does_not_apply_to_token_positions(family, positions):
+    part = {"lm": "decoder", "classifier": "encoder"}[family]
+    model = getattr(build_small(f"softmax_{family}", token_positions=positions, init_std=100), part)
+    assert model.layers[0].fc1.weight.std() > 50
+    assert all(parameter.abs().max() < 10 for parameter in model.embed_positions.position.parameters())
 
 
 def test_positions_in_every_layer_are_added_to_the_inputs_of_attention():

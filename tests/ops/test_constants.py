@@ -140,7 +140,7 @@ def modules():
     Softmax attention is bidirectional if the encoding can be.
     """
     for name, cls in ENCODINGS.items():
-        options = {"causal": not cls.bidirectional, "max_positions": 64}
+        options = {"causal": not cls.bidirectional, "max_positions": 64, "layers": 2}
         options |= USERS["conv_spe"] if name == "conv_spe" else {}
         yield lambda n=name, o=options: SoftmaxAttention(E, H, n, **o).eval()
         if cls.decomposable:

@@ -82,7 +82,7 @@ def test_parameters_that_were_created_in_half_precision(dtype):
 
 def test_names_are_those_of_parameters():
     """A misspelled name would have no effect."""
-    shared = {"num_heads": 2, "head_dim": 4, "causal": True, "max_positions": 8}
+    shared = {"num_heads": 2, "head_dim": 4, "causal": True, "max_positions": 8, "layers": 2}
     options = {"lrpe": {"learn_theta": True}}
     modules = [build_encoding(name, **shared, **options.get(name, {})) for name in ENCODINGS]
     modules += [build_position(name, embed_dim=4, vocab_size=5) for name in POSITIONS]

@@ -89,21 +89,39 @@ def write_configs(folder, files):
     return folder
 
 
-def write_run(folder, curve, valid=None, updates=100):
+def write_run(folder, curve, valid=None, updates=None):
     """Writes a run folder with the validations ``curve`` {number of updates: perplexity}.
 
-    ``valid`` is the perplexity in the final evaluation, or None if the run is unfinished.
+    ``valid`` is the perplexity in the final evaluation, or None if the run is unfinished. The other settings
+    are those in configs, if the experiment is defined there.
     """
     folder.mkdir(parents=True)
-    settings = {"kind": "lm", "updates": updates, "config": {"updates": updates}}
+    config, evaluated = configured(folder)
+    config = (config or {"updates": 100}) | ({} if updates is None else {"updates": updates})
+    settings = {"kind": "lm", "updates": config.get("updates", 100), "config": config}
     (folder / "run.json").write_text(json.dumps(settings))
     log = [{"kind": "valid", "valid_num_updates": n, "valid_ppl": ppl} for n, ppl in curve.items()]
     log += [{"kind": "train_inner", "num_updates": n, "ppl": ppl} for n, ppl in curve.items()]
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     if valid is not None:
-        split = {"bits": 1.0, "perplexity": valid, "tokens": 9}
+        split = {"bits": 1.0, "perplexity": valid, "tokens": 9, "settings": evaluated}
         evaluation = {"evaluations": {"valid": split}, "finished": "2020-01-01T00:00:00"}
         (folder / "evaluation.json").write_text(json.dumps(evaluation))
+
+
+def configured(folder):
+    """Returns the settings in configs of a run's folder, and those of its evaluation "valid", or {}."""
+    from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
+    from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
+    from fairseq_lrpe.experiments.reporting.records import read_run
+
+    name = next((name for name in experiments() if f"/{name}/" in str(folder)), None)
+    if name is None:
+        return {}, {}
+    results = Path(str(folder).rpartition(f"/{name}/")[0])
+    job = Job(Experiment.load(name), read_run(folder, results).run, results)
+    valid = "valid" in job.kind.evaluations(job.cfg)
+    return job.config, evaluation_settings(job, "valid") if valid else {}
 
 
 def pretend_gpus(monkeypatch, cards, built_for):

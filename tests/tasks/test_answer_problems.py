@@ -114,14 +114,15 @@ def test_only_answers_are_targets(problem):
 
 
 class Perfect(torch.nn.Module):
-    """Predicts the answers of a task's test sequences; ``wrong`` replaces the answers of the first half."""
+    """Predicts the answers of the sequences of a split; ``wrong`` replaces the answers of the first half."""
 
-    def __init__(self, task, wrong=None):
+    def __init__(self, task, wrong=None, split="test"):
         super().__init__()
         self.weight, self.task, self.row, self.wrong = torch.nn.Parameter(torch.zeros(())), task, 0, wrong
+        self.split = split
 
     def forward(self, tokens):
-        data = self.task.dataset("test")
+        data = self.task.dataset(self.split)
         target = data.collater([data[self.row + i] for i in range(len(tokens))])["target"]
         if self.wrong is not None:
             is_first = torch.arange(self.row, self.row + len(tokens)) < evaluate_synthetic.SEQUENCES // 2
@@ -136,6 +137,14 @@ def test_metrics_of_a_perfect_and_a_wrong_model():
     assert found == {"nats": pytest.approx(0, abs=1e-6), "accuracy": 100.0, "exact": 100.0}
     found = evaluate_synthetic.evaluate(Perfect(task, wrong=task.dictionary.unk()), task)["measured"]
     assert found["exact"] == 50 and found["accuracy"] == pytest.approx(50, abs=5)
+
+
+def test_validation_sequences_are_evaluated():
+    assert evaluate_synthetic.evaluation("a:split=valid,num_items=8") == ("a", "valid", {"num_items": 8})
+    task = task_of()
+    model = Perfect(task, split="valid")
+    assert evaluate_synthetic.evaluate(model, task, "valid")["measured"]["accuracy"] == 100
+    assert model.row == len(task.dataset("valid"))
 
 
 @pytest.mark.parametrize("length, count", [(24, 512), (1500, 349), (9000, 128)])

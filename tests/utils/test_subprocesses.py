@@ -47,6 +47,38 @@ run_command(["python", "-c", {sleeps!r}], log, lambda line: print(line, flush=Tr
     assert (tmp_path / "log").read_text().endswith(f"\n{command}\n")
 
 
+@pytest.mark.parametrize("number, is_saved", [(signal.SIGUSR2, True), (signal.SIGTERM, False)])
+def test_slurm_decides_how_long_a_command_may_take_to_end(number, is_saved, tmp_path):
+    """A training saves a checkpoint after its update, which may take longer than the grace period."""
+    saves = "import signal, sys, time; from pathlib import Path\n"
+    saves += "def save(*_): time.sleep(2); Path('saved').touch(); sys.exit()\n"
+    saves += "signal.signal(signal.SIGTERM, save); print('started', flush=True); time.sleep(600)"
+    ours = f"""
+from pathlib import Path
+from fairseq_lrpe.utils import subprocesses
+subprocesses.GRACE_PERIOD = 0.5
+with subprocesses.exit_on_signals():
+    subprocesses.run_command(["python", "-c", {saves!r}], Path("log"), lambda line: print(line, flush=True))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    given = {"stdout": subprocess.PIPE, "text": True, "cwd": tmp_path, "env": environment}
+    with subprocess.Popen([BIN / "python", "-c", ours], **given) as process:
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(number)
+        assert process.wait() == 128 + number and (tmp_path / "saved").exists() == is_saved
+
+
+def test_commands_outside_of_the_environment(tmp_path, monkeypatch):
+    (tmp_path / "fairseq-train").write_text("#!/bin/sh\necho from PATH\n")
+    (tmp_path / "fairseq-train").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    subprocesses.run_command(["fairseq-train"], tmp_path / "log")
+    assert (tmp_path / "log").read_text().endswith("from PATH\n")
+    with pytest.raises(subprocesses.CommandFailed, match=r"^fairseq-none was not found: install "):
+        subprocesses.run_command(["fairseq-none"], tmp_path / "log")
+
+
 WORKER = """
 import os, time
 def work(_=None):

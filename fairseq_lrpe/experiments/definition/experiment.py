@@ -200,6 +200,10 @@ class Experiment:
         runs = (Run(self.name, attention, method, seed) for seed in seeds)
         return [run.changed({**changes, **cell}) for run in runs for cell in cells]
 
+    def changes_for(self, method: str) -> dict[str, str]:
+        """Returns ``changes`` without those of options that only other encodings than the method's have."""
+        return {key: text for key, text in self.changes.items() if not foreign_encoding(key, method)}
+
     def trials(self, run: Run) -> list[Run]:
         """Returns one trial for each combination of the values in ``choose``.
 
@@ -216,7 +220,13 @@ class Experiment:
         if not name or not (CONFIGS / f"{name}.yaml").is_file():
             return name and REPOSITORY / name
         other = self.other(name)
-        return other.runs(run.attention, run.method, other.cfg.seeds[:1])[0]
+        return other.runs(run.attention, run.method, Experiment.load(name).cfg.seeds[:1])[0]
+
+    def start_name(self, run: Run) -> str | None:
+        """Returns ``starts_from``, or the run from which a run starts if overrides select another one."""
+        start = self.starts_from(run)
+        is_other = isinstance(start, Run) and self.shared and start != self.load(self.name).starts_from(run)
+        return str(start) if is_other else self.cfg.starts_from
 
     def needs(self, run: Run) -> list[Run]:
         initial = self.starts_from(run)

@@ -55,6 +55,8 @@ def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:
             raise UserError(f"--gpus {gpus} exceeds this machine's {available} GPUs: reduce it")
         wanted = f"--jobs {jobs} with {gpus or 1} GPUs each"
         raise UserError(f"{wanted} needs more than this machine's {available}: reduce --jobs or --gpus")
+    if args.dry_run and args.nodes > 1:
+        rendezvous = rendezvous or "HOST:PORT"
     if args.nodes > 1 and not (gpus and rendezvous):
         either = "--launcher slurm or, with `lrpe train`, --rendezvous HOST:PORT"
         raise UserError(f"--nodes {args.nodes} requires --gpus (per node) and either {either}")

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from fairseq_lrpe.experiments.definition.experiment import is_non_identifying
+from fairseq_lrpe.experiments.definition.experiment import foreign_encoding, is_non_identifying
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
 
@@ -31,8 +31,8 @@ def installed_versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), "torch": str(torch.__version__), **versions}
 
 
-def processor(environment: Mapping[str, str]) -> dict[str, str | int]:
-    """Returns the name of the CPU, and the instruction set and number of threads of torch in an environment.
+def processor(environment: Mapping[str, str], processes: int = 1) -> dict[str, str | int]:
+    """Returns the name of the CPU, and the instruction set and number of threads of each process of torch.
 
     CPUs of one name can have different instruction sets, with which results differ by rounding.
     """
@@ -40,10 +40,11 @@ def processor(environment: Mapping[str, str]) -> dict[str, str | int]:
 
     info = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*: (.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
-    threads = int(environment.get("OMP_NUM_THREADS", torch.get_num_threads()))
+    # torchrun starts several processes with one thread each.
+    threads = environment.get("OMP_NUM_THREADS", torch.get_num_threads() if processes == 1 else 1)
     name = match[1] if match else platform.machine()
     instructions = torch.backends.cpu.get_cpu_capability()
-    return {"name": name, "instructions": instructions, "threads": threads}
+    return {"name": name, "instructions": instructions, "threads": int(threads)}
 
 
 def git_revision() -> dict[str, str | bool | None]:
@@ -143,13 +144,22 @@ def check_settings(folder: Path, settings: dict) -> None:
     for name in dict.fromkeys([*old, *new]):  # files for evaluations may be added
         if old.get(name) != new.get(name) and ("train" in name or (name in old and name in new)):
             different.append(f"data.{name} was {old.get(name)} bytes, now {new.get(name)}")
-    if before["starts_from"] and before["starts_from"]["sha256"] != settings["starts_from"]["sha256"]:
-        different.append(f"it was initialized from another checkpoint, {before['starts_from']['path']}")
+    starts = [x["starts_from"] or {"path": None, "sha256": ""} for x in (before, settings)]
+    if starts[0]["sha256"] != starts[1]["sha256"]:
+        texts = [f"{start['path']} {start['sha256'][:8]}".strip() for start in starts]
+        different.append(f"starts_from was {texts[0]}, now {texts[1]}")
+    if _chooses(before) != _chooses(settings):
+        different.append(f"it {'chose' if _chooses(before) else 'did not choose'} among trials")
     if different:
         raise UserError(
             f"{folder} contains a run with other settings ({'; '.join(different)}): use those settings, "
             "use another --results, or remove the folder"
         )
+
+
+def _chooses(settings: dict) -> bool:
+    choose, method = settings["config"]["choose"], settings["method"]
+    return any(key not in settings["changes"] and not foreign_encoding(key, method) for key in choose)
 
 
 def of_method(config: dict, method: str) -> dict:

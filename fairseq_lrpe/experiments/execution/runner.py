@@ -13,9 +13,10 @@ import shlex
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import IO
 
@@ -48,6 +49,7 @@ from fairseq_lrpe.utils.files import (
 from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.subprocesses import CommandRejected, run_command
 
+POLL_SECONDS = 0.3
 LOCK_TIMEOUT = 5  # seconds to wait until the subprocesses of a killed process have ended
 MACHINE = ("gpus", "nodes", "cpu", "precision", "rendezvous")  # attributes of a job in run.json
 
@@ -62,7 +64,7 @@ class Job:
     gpus: int = 0  # per node, or processes per node if ``cpu``; 0 means one CPU process
     nodes: int = 1
     cpu: bool = True
-    precision: str = "fp32"
+    precision: str | None = "fp32"  # None if the machine will choose it
     rendezvous: str | None = None  # HOST:PORT at which the nodes connect
     extra_flags: list[str] = field(default_factory=list)  # further arguments of fairseq-train
     environment: dict[str, str] = field(default_factory=dict)  # of its commands, besides this process's
@@ -73,6 +75,20 @@ class Job:
     @cached_property
     def cfg(self) -> DictConfig:
         return self.experiment.settings(self.run)
+
+    @property
+    def config(self) -> dict:
+        """The settings as a dictionary, in which ``starts_from`` is :attr:`start_name`."""
+        return OmegaConf.to_container(self.cfg, resolve=True) | {"starts_from": self.start_name}
+
+    @cached_property
+    def start_name(self) -> str | None:
+        """``starts_from`` of the YAML file, or the checkpoint or run that overrides select instead."""
+        if isinstance(start := self.experiment.starts_from(self.run), Path):
+            configured = Experiment.load(self.run.experiment)
+            is_same = replace(self, experiment=configured).starts_from == start
+            return (configured if is_same else self.experiment).cfg.starts_from
+        return self.experiment.start_name(self.run)
 
     @property
     def kind(self) -> Kind:
@@ -223,8 +239,8 @@ def execute_run(job: Job) -> None:
 def run_primary(job: Job) -> None:
     trials, settings = job.trials(), run_settings(job)
     for one in (job, *trials):
-        config = OmegaConf.to_container(one.cfg, resolve=True)
-        run_directory.check_settings(one.folder, {**settings, "config": config})
+        own = {"config": one.config, "changes": dict(one.run.changes)}
+        run_directory.check_settings(one.folder, settings | own)
     if job.state == "finished":
         job.say(f"already finished: {job.folder}")
         return
@@ -276,6 +292,8 @@ def run_worker(job: Job) -> None:
         name = f"train-{socket.gethostname()}-{os.getpid()}.log"
         log = Log(one.folder, name, run_directory.completed_updates(one.folder / "checkpoints"))
         run_training(one, train_command(one), log)
+        while is_locked(one.folder):  # the other node evaluates it; meanwhile, torchrun would not find it
+            time.sleep(POLL_SECONDS)
 
 
 def choose(job: Job, trials: list[Job], settings: dict) -> None:
@@ -308,8 +326,8 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
             path.unlink()
     own = job.folder / "checkpoints" / checkpoint.name
     link(checkpoint, own)
-    valid = [entry for entry in read_lines(best.folder / "log.jsonl") if entry["kind"] == "valid"]
-    write_atomic(job.folder / "log.jsonl", log + "".join(json.dumps(entry) + "\n" for entry in valid))
+    entries = [entry for entry in read_lines(best.folder / "log.jsonl") if entry["kind"] != "train_inner"]
+    write_atomic(job.folder / "log.jsonl", log + "".join(json.dumps(entry) + "\n" for entry in entries))
     path = str(own.relative_to(job.folder))
     record = {"chosen": name, "checkpoint": path, "evaluations": tried[name], "tried": tried}
     write_json(job.folder / "evaluation.json", record)
@@ -352,26 +370,30 @@ def record_evaluation(job: Job, name: str, measured: dict) -> None:
 
 def check_finished(job: Job) -> None:
     """Raises a UserError if a finished run was trained with other data or settings than the job's."""
-    now = {
-        **read_json(job.folder / "run.json"),
-        "config": OmegaConf.to_container(job.cfg, resolve=True),
-        "flags": job.extra_flags,
-        "precision": job.precision,
-        "data": data_sizes(job.kind, job.cfg),
-    }
+    now = read_json(job.folder / "run.json")
+    now |= {"config": job.config, "flags": job.extra_flags, "data": data_sizes(job.kind, job.cfg)}
+    if job.precision is not None:
+        now["precision"] = job.precision
+    if job.starts_from is None or job.starts_from.is_file():  # it may have been removed
+        now["starts_from"] = initial_checkpoint(job)
     run_directory.check_settings(job.folder, now)
 
 
+def initial_checkpoint(job: Job) -> dict | None:
+    if job.starts_from is None:
+        return None
+    sha256 = file_digest(job.starts_from, job.starts_from.stat().st_mtime_ns)
+    return {"path": str(display_path(job.starts_from)), "sha256": sha256}
+
+
+@cache  # many runs start from one checkpoint
+def file_digest(path: Path, modified: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def run_settings(job: Job) -> dict:
-    initial, environment = None, {**os.environ, **job.environment}
-    config = OmegaConf.to_container(job.cfg, resolve=True)
-    if job.starts_from:
-        with job.starts_from.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        initial = {"path": str(display_path(job.starts_from)), "sha256": sha256}
-        start = job.experiment.starts_from(job.run)
-        if isinstance(start, Run) and start != Experiment.load(job.run.experiment).starts_from(job.run):
-            config["starts_from"] = initial["path"]  # so that the run is not recorded as one of the table
+    environment = {**os.environ, **job.environment}
     names = dict(zip(visible_gpus(), gpus_here(), strict=True))
     share = job.environment.get("CUDA_VISIBLE_DEVICES", ",".join(names)).split(",")
     return {
@@ -381,10 +403,10 @@ def run_settings(job: Job) -> dict:
         "updates": job.updates,
         **{name: getattr(job, name) for name in MACHINE},
         "gpu_names": [] if job.cpu else [names[gpu] for gpu in share],
-        "processor": run_directory.processor(environment),
+        "processor": run_directory.processor(environment, max(job.gpus, 1) * job.nodes),
         "flags": job.extra_flags,
-        "config": config,
-        "starts_from": initial,
+        "config": job.config,
+        "starts_from": initial_checkpoint(job),
         "data": data_sizes(job.kind, job.cfg),
         "versions": run_directory.installed_versions(),
         "git": run_directory.git_revision(),

@@ -79,6 +79,9 @@ def run_on_cluster(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
             subprocess.run(["scancel", *numbers])
         print(f"{len(numbers)} jobs cancelled")
         return []
+    # Without --gpus and --cpu, the precision depends on the GPUs of the node.
+    precision = args.precision or ("fp32" if args.cpu else "fp16" if args.gpus else None)
+    jobs = {run: replace(job, precision=precision) for run, job in jobs.items()}
     with output_folder(args.results):
         jobs, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
         for message in errors:

@@ -38,7 +38,7 @@ def _recording(module, weights):
     attend = module.attend
 
     def record_and_attend(q, k, v, context, *args):
-        weights.append(attention_weights(module, q, k, context.features))
+        weights.append(attention_weights(module, q, k, context))
         return attend(q, k, v, context, *args)
 
     return record_and_attend

@@ -1,7 +1,8 @@
 """Evaluate a language model on the synthetic problem of its training.
 
-Each evaluation, NAME:SIZE=N,.., has its own sizes of the problem, or NAME: for those of the training. Its
-results are written to the JSON file OUT/problems-NAME.json, as {"measured": {METRIC: VALUE, ..}}:
+Each evaluation, NAME:SIZE=N,.., has its own sizes of the problem, or NAME: for those of the training, and
+with split=valid the sequences with which training is validated instead of those for tests. Its results are
+written to the JSON file OUT/problems-NAME.json, as {"measured": {METRIC: VALUE, ..}}:
 
   addition, index: "correct" results of "problems", "accuracy" (percentage of correct answer characters
     with teacher forcing); the file also has the generated "answers"
@@ -78,16 +79,17 @@ def accuracy(model, questions: list[torch.Tensor], answers: list[torch.Tensor]) 
 
 
 @torch.no_grad()
-def answer_metrics(model, task) -> dict[str, float]:
+def answer_metrics(model, task, split: str = "test") -> dict[str, float]:
     """Returns the metrics of a problem in which only answers are predicted, with teacher forcing.
 
     All answer tokens of a sequence are correct with teacher forcing if and only if they are when generated.
     If answers are at one place of a text, ``quarter_n`` is ``exact`` for places in its n-th quarter.
     """
     device, pad = next(model.parameters()).device, task.dictionary.pad()
-    task.load_dataset("test")
-    data, length = task.dataset("test"), task.cfg.tokens_per_sample
-    count, size = min(SEQUENCES, max(LEAST_SEQUENCES, TOKENS // length)), max(1, BATCH_TOKENS // length)
+    task.load_dataset(split)
+    data, length = task.dataset(split), task.cfg.tokens_per_sample
+    count = min(len(data), SEQUENCES, max(LEAST_SEQUENCES, TOKENS // length))
+    size = max(1, BATCH_TOKENS // length)
     losses, correct, exact, quarters = [], [], [], []
     for start in range(0, count, size):
         samples = [data[i] for i in range(start, min(start + size, count))]
@@ -105,15 +107,15 @@ def answer_metrics(model, task) -> dict[str, float]:
     return {"nats": losses.mean().item(), **{name: 100 * rate.mean().item() for name, rate in rates.items()}}
 
 
-def evaluate(model, task) -> dict:
+def evaluate(model, task, split: str = "test") -> dict:
     torch.manual_seed(1)  # some encodings, such as SPE, draw random numbers
     problem, length = task.problem, task.cfg.tokens_per_sample
     if isinstance(problem, AnswerProblem):
-        return {"measured": answer_metrics(model, task)}
+        return {"measured": answer_metrics(model, task, split)}
     if not hasattr(problem, "problem"):
-        task.load_dataset("test")
-        test = task.dataset("test")
-        losses = (problem.least_loss(test.text(i)) for i in range(len(test)))
+        task.load_dataset(split)
+        data = task.dataset(split)
+        losses = (problem.least_loss(data.text(i)) for i in range(len(data)))
         return {"measured": {"floor": fmean(losses)}}
     pairs = [problem.problem(Random(f"problems {index}")) for index in range(PROBLEMS)]
     questions, answers = ([task.encode(pair[part]) for pair in pairs] for part in (0, 1))
@@ -131,15 +133,19 @@ def evaluate(model, task) -> dict:
     return {"measured": measured, "answers": rows}
 
 
-def evaluation(text: str) -> tuple[str, dict[str, int]]:
-    """Converts an argument NAME:SIZE=N,.. to (NAME, {SIZE: N})."""
-    name, _, sizes = text.partition(":")
-    pairs = [pair.split("=") for pair in sizes.split(",") if pair]
+def evaluation(text: str) -> tuple[str, str, dict[str, int]]:
+    """Converts an argument NAME:[split=SPLIT,]SIZE=N,.. to (NAME, SPLIT, {SIZE: N})."""
+    name, _, settings = text.partition(":")
+    pairs = [pair.split("=") for pair in settings.split(",") if pair]
+    split = dict(pairs).get("split", "test")
+    pairs = [pair for pair in pairs if pair[0] != "split"]
     if not name:
         raise ArgumentTypeError(f"{text!r} has no name: expected NAME:SIZE=N,..")
     if wrong := [pair[0] for pair in pairs if pair[0] not in SIZES]:
         raise ArgumentTypeError(f"unknown size {wrong[0]!r}{choices(wrong[0], SIZES)}")
-    return name, {size: int(number) for size, number in pairs}
+    if split not in ("valid", "test"):
+        raise ArgumentTypeError(f"unknown split {split!r}: use valid or test")
+    return name, split, {size: int(number) for size, number in pairs}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -153,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_error("evaluate-synthetic"), output_folder(args.out):
         checkpoint, _ = find(args.checkpoint, ["synthetic_lm"])
         trained = load_model(checkpoint, cpu=args.cpu)
-        for name, sizes in args.evaluations:
+        for name, split, sizes in args.evaluations:
             task = type(trained.task)(OmegaConf.merge(trained.task.cfg, sizes))
-            found = evaluate(trained.model, task)
+            found = evaluate(trained.model, task, split)
             write_atomic(args.out / f"problems-{name}.json", json.dumps(found, indent=1) + "\n")

@@ -53,7 +53,7 @@ VOCABULARY = 120  # number of tokens of the corpus of the perplexities, wikitext
 DRAWS = 16  # number of random vectors over which initial weights are averaged
 NORMS = {
     "denominator": "Divides by the sum of the weights.",
-    "content": "Divides by the sum of the weights without the encoding.",
+    "content": "Divides by the sum of the weights before q and k are encoded, with the decay.",
     "layernorm": "Applies a LayerNorm instead of dividing by the sum of the weights.",
 }
 
@@ -262,8 +262,8 @@ def _initial_weights(modules, length):
     encoding, layers = modules[0].encoding, []
     x = torch.randn(DRAWS, encoding.num_heads, 1, encoding.head_dim).expand(-1, -1, length, -1)
     for module in modules:
-        features = _random_features(module.encoding, length, module.embed_dim)
-        layers.append(attention_weights(module, x, x, features))
+        context = Context(features=_random_features(module.encoding, length, module.embed_dim))
+        layers.append(attention_weights(module, x, x, context))
     weights = relative_weights(torch.stack(layers)).tolist()
     return [(distance, weights[distance]) for distance in shown_distances(length)]
 

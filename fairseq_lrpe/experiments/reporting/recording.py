@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Collection
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -84,7 +85,8 @@ def _problem(record, configured):
     defined = {"training", *(configured or ())}
     record.measured = {name: of for name, of in record.measured.items() if name in defined}
     different = records.different_settings(record.compared_settings(), configured)
-    return different and f"its settings differ from those in configs: {'; '.join(different)}"
+    texts = "; ".join(chain(*different.values()))
+    return different and f"its settings differ from those in configs: {texts}"
 
 
 def _settings_line(record):
@@ -101,7 +103,7 @@ def _settings_line(record):
         "machine": machine(settings),
         "versions": settings.get("versions", {}),
         "git": {"revision": (git.get("revision") or "")[:12], "dirty": git.get("dirty")},
-        "seconds": record.seconds,
+        "seconds": None if math.isnan(record.seconds) else record.seconds,
         "finished": record.evaluation["finished"][:10],
     }
 

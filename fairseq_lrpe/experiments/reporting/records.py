@@ -8,15 +8,15 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote
 
 import pandas as pd
-from omegaconf import OmegaConf
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment, is_non_identifying
 from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
@@ -59,6 +59,7 @@ class RunRecord:
     seconds: float = math.nan  # sum of fairseq's train_wall over the epochs
     curve: dict[int, float] = field(default_factory=dict)  # {updates: value of the kind's curve}
     measured: dict[str, dict] = field(default_factory=dict)  # {evaluation: {metric: value}}
+    omitted: list[str] = field(default_factory=list)  # settings because of which evaluations are omitted
 
     @property
     def changes(self) -> str:
@@ -96,7 +97,7 @@ class RunRecord:
         """Sets the fields that follow from the files; raises errors of various types if a file is damaged."""
         if self.settings.get("kind") not in KINDS:
             kind = self.settings.get("kind")
-            raise UserError(f"run.json has the unknown kind {kind!r}: expected one of {', '.join(KINDS)}")
+            raise UserError(f"unknown kind {kind!r}: expected one of {', '.join(KINDS)}")
         self.kind, self.updates = KINDS[self.settings["kind"]], int(self.settings["updates"])
         config = self.settings["config"]
         self.unit = next((unit for unit in ("epochs", "rounds") if config.get(unit)), "updates")
@@ -171,9 +172,6 @@ def _read_log(record):
     log = read_lines(record.folder / "log.jsonl")
     reached = [int(value) for entry in log for key, value in entry.items() if key.endswith("num_updates")]
     record.reached = max(reached, default=0)
-    # The curve of a run that chooses among trials is that of its best trial.
-    if "checkpoint" in record.evaluation:
-        log = read_lines((record.folder / record.evaluation["checkpoint"]).parents[1] / "log.jsonl")
     # An epoch that ended just before fairseq was killed has no time, and the sum is then NaN.
     seconds = [entry.get("train_train_wall", math.nan) for entry in log if entry["kind"] == "train"]
     record.seconds = float(sum(seconds)) if seconds else math.nan
@@ -240,35 +238,69 @@ def _is_compared(key, method):
     return not is_non_identifying(key) or section in ("starts_from", "choose")
 
 
-def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, dict]]:
-    """Returns {run: its settings as the YAML files define them now}, without runs that they do not define."""
+def configured_settings(
+    runs: Iterable[Run], load: Callable[[str], Experiment] = Experiment.load
+) -> dict[Run, dict[str, dict]]:
+    """Returns {run: its settings as configs defines them now}, without runs that it does not define.
+
+    ``load`` returns the experiment of a name, which may have overrides.
+    """
     experiments, settings, found = {}, {}, {}
     for run in runs:
-        key = run.experiment, run.changes
+        name, key = run.experiment, (run.experiment, run.changes)
         with suppress(ValueError):  # the experiment or a changed key does not exist any more
-            if run.experiment not in experiments:
-                experiments[run.experiment] = Experiment.load(run.experiment)
+            if name not in experiments:
+                experiments[name] = load(name)
             if key not in settings:
-                job = Job(experiments[run.experiment], run, Path())
+                job = Job(experiments[name], run, Path())
                 evaluations = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
-                settings[key] = OmegaConf.to_container(job.cfg, resolve=True), evaluations
+                settings[key] = job.config, evaluations
             config, evaluations = settings[key]
+            config = config | {"starts_from": experiments[name].start_name(run)}
             found[run] = compared(config, run.method, evaluations)
     return found
 
 
-def different_settings(before: dict[str, dict], now: dict[str, dict] | None) -> list[str]:
-    """Returns the differences of two results of ``compared`` as "KEY was VALUE, now VALUE".
+def different_settings(before: dict[str, dict], now: dict[str, dict] | None) -> dict[str, list[str]]:
+    """Returns {part: differences "KEY was VALUE, now VALUE"} of two results of ``compared``.
 
     Evaluations that only ``now`` has are ignored. ``now`` is None if configs does not define the run.
     """
     if now is None:
-        return ["it is not defined"]
-    found = []
+        return {"": ["it is not defined"]}
+    found = {}
     for part, old in before.items():
         new, prefix = now.get(part, {}), part and f"evaluations.{part}."
-        differ = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        found += [f"{prefix}{key} was {old.get(key)}, now {new.get(key)}" for key in differ]
+        if differ := [key for key in {**old, **new} if old.get(key) != new.get(key)]:
+            found[part] = [f"{prefix}{key} was {old.get(key)}, now {new.get(key)}" for key in differ]
+    return found
+
+
+def with_current_settings(
+    records: Iterable[RunRecord], load: Callable[[str], Experiment] = Experiment.load
+) -> list[RunRecord]:
+    """Returns the records without numbers that were measured with settings other than those in configs now.
+
+    If the settings of the training differ, the record has a ``problem``. If those of evaluations differ,
+    these are omitted, and ``omitted`` says why. ``load`` returns the experiment of a name, which may have
+    overrides.
+    """
+    records, found = list(records), []
+    configured = configured_settings((x.run for x in records if x.problem is None), load)
+    for record in records:
+        if record.problem is None:
+            now = configured.get(record.run)
+            differences = different_settings(record.compared_settings(), now)
+            if "" in differences:
+                problem = (
+                    f"the settings in configs have changed since ({'; '.join(differences[''])}): run it again"
+                )
+                record = replace(record, problem=problem, measured={}, curve={})
+            elif differences:
+                differences = {part: texts for part, texts in differences.items() if part in now}
+                kept = {name: of for name, of in record.measured.items() if name not in differences}
+                record = replace(record, measured=kept, omitted=list(chain(*differences.values())))
+        found.append(record)
     return found
 
 
@@ -295,23 +327,19 @@ def read_settings(folder: Path) -> dict[Run, dict]:
 
 
 def read_recorded(folder: Path) -> list[RunRecord]:
-    """Reads recorded results as run records.
-
-    Runs whose settings differ from those that the YAML files define today have a ``problem`` and no numbers.
-    """
-    lines, records = read_settings(folder), []
+    """Reads recorded results as run records, without numbers whose settings in configs have changed since."""
+    lines, found = read_settings(folder), []
     measured = _read_by_run((folder / "measurements").glob("[!.]*.csv"), MEASUREMENTS)
     curves = _read_by_run((folder / "curves").glob("[!.]*.csv"), POINTS)
-    configured = configured_settings(lines)
     for run, settings in lines.items():
-        record = _as_record(folder, run, settings, measured.get(row_key(run), ()))
-        if different := different_settings(record.compared_settings(), configured.get(run)):
-            changed = f"the settings in configs have changed since ({'; '.join(different)})"
-            record.problem, record.measured = f"{changed}: run it again", {}
-        else:
-            record.curve = dict(curves.get(row_key(run), ()))
-        records.append(record)
-    return records
+        try:
+            record = _as_record(folder, run, settings, measured.get(row_key(run), ()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            name = run.experiment.replace("/", "-")
+            raise _damaged(folder / "settings" / f"{name}.jsonl", error) from None
+        record.curve = dict(curves.get(row_key(run), ()))
+        found.append(record)
+    return with_current_settings(found)
 
 
 def _as_record(folder, run, settings, measured):

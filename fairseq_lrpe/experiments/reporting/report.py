@@ -24,7 +24,13 @@ from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, 
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
 from fairseq_lrpe.experiments.reporting.records import RunRecord, flat_texts, machine, read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section
-from fairseq_lrpe.experiments.reporting.tables import experiment_sections, measured_name, table_sections
+from fairseq_lrpe.experiments.reporting.tables import (
+    experiment_sections,
+    measured_name,
+    omissions,
+    table_records,
+    table_sections,
+)
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
 
@@ -57,12 +63,12 @@ class Report:
     results: Path
     records: list[RunRecord]
     runs: dict[Run, RunRecord]
-    tables: list[tuple[Table, pd.DataFrame]]
+    tables: list[tuple[Table, dict[Run, RunRecord], pd.DataFrame]]  # with the table's runs and a summary
 
     def state_counts(self) -> dict[str, int]:
         """Returns {state: number of runs}; planned runs without a folder count as "not started"."""
         counts = Counter(record.state for record in self.records)
-        planned = {run for table, _ in self.tables for run in table.runs()}
+        planned = {run for table, *_ in self.tables for run in table.runs()}
         counts["not started"] = len(planned - self.runs.keys())
         return {state: counts[state] for state in STATES}
 
@@ -74,7 +80,8 @@ def scan(results: Path) -> Report:
     runs = {record.run: record for record in records}
     found = [table for name in tables() for table in _tables(name, runs)]
     started = [table for table in found if runs.keys() & set(table.runs())]
-    return Report(results, records, runs, [(table, summarize(table, runs)) for table in started])
+    own = [(table, table_records(table, records)) for table in started]
+    return Report(results, records, runs, [(*pair, summarize(*pair)) for pair in own])
 
 
 def _tables(name, runs):
@@ -135,7 +142,7 @@ def render(report: Report, time: datetime) -> str:
     )
 
 
-def _table(report, number, table, summary):
+def _table(report, number, table, own, summary):
     title, *sections = table_sections(table, summary)
     records = [report.runs[run] for run in table.runs() if run in report.runs]
     states = Counter(record.state for record in records)
@@ -146,7 +153,7 @@ def _table(report, number, table, summary):
         "sections": sections,
         "notes": _notes(table, summary, next(part for part in sections if isinstance(part, Section)).frame),
         "states": ", ".join(f"{states[state]} {state}" for state in STATES if states[state]),
-        "damaged": [record for record in records if record.state == "damaged"],
+        "omissions": omissions(own.values()),
         "plot": figure_html(column_figure(table, summary), f"plot-table-{number}"),
     }
 

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +12,13 @@ from fairseq_lrpe.experiments.definition.run import Run, experiment_of
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
-from fairseq_lrpe.experiments.reporting.records import RunRecord, flat_texts, read_run, read_runs
+from fairseq_lrpe.experiments.reporting.records import (
+    RunRecord,
+    flat_texts,
+    read_run,
+    read_runs,
+    with_current_settings,
+)
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number, heading
 from fairseq_lrpe.utils.errors import UserError
 
@@ -21,18 +27,36 @@ IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
 
 
 def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
-    """Returns {run: record} of a table's runs; damaged runs are reported on stderr."""
+    """Returns {run: record} of a table's runs; runs with a problem are reported on stderr."""
     runs = dict.fromkeys(run for cell in table.cells for run in cell.runs)
-    found = read_runs(results, {run.folder(results): None for run in runs})
-    records = {record.run: record for record in found}
-    damaged = [record for record in found if record.problem is not None]
-    for record in damaged:
-        message = f"{record.folder} cannot be read ({record.problem}) and counts as missing"
+    found = table_records(table, read_runs(results, {run.folder(results): None for run in runs}))
+    for message in omissions(found.values()):
         print(f"results: {message}", file=sys.stderr)
-    if len(damaged) == len(found):
+    if all(record.problem is not None for record in found.values()):
         example = results / str(table.runs()[0])
         raise UserError(f"{results} has no run of the table {table.name!r} at this scale, such as {example}")
-    return records
+    return found
+
+
+def table_records(table: Table, records: Iterable[RunRecord]) -> dict[Run, RunRecord]:
+    """Returns {run: record} of a table's runs, without numbers with other settings than the table's."""
+    planned = {run for cell in table.cells for run in cell.runs}
+    own = [record for record in records if record.run in planned]
+    return {record.run: record for record in with_current_settings(own, table.experiments.__getitem__)}
+
+
+def omissions(records: Iterable[RunRecord]) -> Iterator[str]:
+    """Yields which runs a table omits or shows in part, and why."""
+    found = {}
+    for record in records:
+        if record.problem is not None:
+            found.setdefault(("counted as missing", record.problem), []).append(record.folder)
+        elif record.omitted:
+            reason = f"evaluated with other settings: {'; '.join(record.omitted)}"
+            found.setdefault(("with omitted numbers", reason), []).append(record.folder)
+    for (what, reason), folders in found.items():
+        runs = "1 run" if len(folders) == 1 else f"{len(folders)} runs"
+        yield f"{runs} {what}{', such as' if len(folders) > 1 else ':'} {folders[0]} ({reason})"
 
 
 def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
@@ -73,6 +97,7 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
     if len(paired):
         title = f"Measured difference to {base} of the same attention, paired by seed: mean "
         title += "[95% confidence interval, Student t] (common seeds)"
+        title += ", including the worst ones" * table.settings.drop_worst
         yield Section(title, _grid(paired, lambda cell: {"": renderers.format_difference(cell)}))
     elif base:
         needed = f"a seed that {base} and another method of the same attention have finished"

@@ -1,8 +1,10 @@
 """Images in class folders or in ImageNet's archives, which are stored unchanged or resized."""
 
+import errno
 import io
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -14,7 +16,7 @@ from small_corpora import contents, error_of, prepare, write_files, write_tar, w
 from support.image_files import colored_image
 
 from data_prep import labelled
-from data_prep.corpora.image_folders import DEVKIT, TRAIN, VALID
+from data_prep.corpora.image_folders import DEVKIT, TRAIN, VALID, ImageFile
 from fairseq_lrpe.data.image_files import decode
 
 
@@ -100,6 +102,23 @@ def test_unreadable_images_are_skipped_and_listed(tmp_path, capsys):
     assert f"skipped: 4 unreadable images, see {folder / 'unreadable.txt'}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), PermissionError(errno.EACCES, "Denied")])
+def test_errors_of_the_file_system_stop_the_preparation(error, tmp_path, monkeypatch):
+    """With the path, in a worker process; the images are complete."""
+    source, read = write_files(tmp_path / "given", files(valid=1)), ImageFile.read
+
+    def failing(image):
+        if image.name == "01.png" and image.label == "bee":
+            raise error
+        return read(image)
+
+    monkeypatch.setattr(ImageFile, "read", failing)
+    message = error_of("cifar10", "--from", source, "--out", tmp_path / "out", "--workers", 1)
+    path = source / "top/train/bee/01.png"
+    assert message.endswith(f"{path} cannot be read or written ({error.strerror})")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_archives_of_imagenet(tmp_path):
     """With classes n1, n2 and n3, and a class above them."""
     folder, pictures, inner = tmp_path / "given", {}, {}
@@ -173,6 +192,20 @@ def test_training_images_are_held_out_only_if_there_are_no_validation_images(pla
         folder = run(source, tmp_path / "out", name="imagenet")
         assert prepared(folder, "train") == given(found, "train")
         assert prepared(folder, "valid") == [(path.split("/")[2], x) for path, x in valid.items()]
+
+
+@pytest.mark.parametrize(
+    "folders",
+    ["fold1/train fold2/val", "raw/train resized/train raw/val", "train val validation", "Train train val"],
+)
+def test_splits_that_are_not_side_by_side_are_errors(folders, tmp_path):
+    """Some of their images may be the same."""
+    found = {path.partition("/train/")[2]: content for path, content in files(train=12).items()}
+    images = {f"{folder}/{path}": x for folder in folders.split() for path, x in found.items()}
+    source = write_files(tmp_path / "given", images)
+    message = error_of("cifar10", "--from", source, "--out", tmp_path / "out")
+    named = re.search(r"has images in (\S+) and (\S+), which may be the same ones: pass a folder", message)
+    assert set(named.groups()) <= set(folders.split())
 
 
 def test_what_is_ignored_is_said(tmp_path, capsys):

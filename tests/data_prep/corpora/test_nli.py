@@ -54,6 +54,7 @@ def test_one_file_is_split(keys, tmp_path):
     [
         ("{", "Expecting property name"),
         ("[]", "is not a pair with a label: expected an object"),
+        (json.dumps({**row(0, "neutral"), "sentence1": "\ud83d"}), "has an unpaired surrogate"),
         (json.dumps(row(0, "maybe")), "has the label 'maybe' instead of one of"),
     ],
 )

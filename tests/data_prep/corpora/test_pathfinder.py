@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy import ndimage
-from small_corpora import SPLITS, classified, prepare
+from small_corpora import SPLITS, classified, error_of, prepare
 
 from data_prep.corpora import pathfinder
 
@@ -166,3 +166,5 @@ def test_published_images(archive, tmp_path, capsys):
     found = [values_in(data, split) for split in SPLITS]
     assert [len(part) for part in found] == [15, 2, 2] and [*chain(*found)] == rows[1:]
     assert json.loads((data / "about.json").read_text())["shape"] == [8, 8]
+    image.unlink()
+    assert f"{image} cannot be read" in error_of("pathfinder", "--from", folder, "--out", tmp_path / "new")

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from fairseq.data import Dictionary, data_utils
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from small_corpora import error_of, prepare, write_files
 from support.tiny import BIN
 
@@ -204,6 +205,50 @@ def test_vocabulary_from_the_hub(file, tmp_path, monkeypatch):
     assert about["pieces_of"] == "bert-base-cased" and not about["lowercase"]
     error = error_of("squad", *cut_flags(file, tmp_path / "other", pieces=("--bert", "some/model")))
     assert "vocab.txt of some/model could not be downloaded ('some/model')" in error
+
+
+@pytest.mark.parametrize(
+    ("file_name", "error", "message"),
+    [
+        (questions.CONFIG, EntryNotFoundError("404 Client Error"), None),
+        (questions.CONFIG, LocalEntryNotFoundError("no connection"), "tokenizer_config.json of some/model"),
+        ("vocab.txt", EntryNotFoundError("404 Client Error"), "vocab.txt of some/model could not be"),
+    ],
+)
+def test_only_a_missing_configuration_is_optional(file_name, error, message, file, tmp_path, monkeypatch):
+    """As in a local folder; text is then lower-cased."""
+    folder, out = bert(tmp_path / "bert"), tmp_path / "out"
+    (folder / "tokenizer_config.json").write_text("{}")
+
+    def download(model, name):
+        if name == file_name:
+            raise error
+        return str(folder / name)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    words = cut_flags(file, out, pieces=("--bert", "some/model"))
+    if message:
+        assert message in error_of("squad", *words)
+    else:
+        prepare("squad", words)
+        assert word_pieces.read_preparation(out / "bin")["lowercase"]
+
+
+@pytest.mark.parametrize("place", ["question", "context", "answer"])
+def test_unpaired_surrogates_are_left_out_and_counted(place, tmp_path, capsys):
+    """JSON has them, but UTF-8 cannot encode them."""
+    texts = {"question": "Who?", "context": "The Normans of Rome.", "answer": "Normans"}
+    texts[place] += "\ud83d"
+    texts["context"] += texts["answer"]
+    answers = [{"text": texts["answer"], "answer_start": 4}]
+    broken = {"context": texts["context"], "qas": [{"question": texts["question"], "answers": answers}]}
+    path = write_files(tmp_path, {"own.json": squad([broken, *map(paragraph, range(4))])}) / "own.json"
+    prepare("squad", cut_flags(path, tmp_path / "out", cut=(6, 3)))
+    assert "own.json: 1 questions have an unpaired surrogate" in capsys.readouterr().out
+    assert len(rows(tmp_path / "out" / "bin", "train")) == 6
+    path.write_bytes(squad([broken]))
+    with pytest.raises(ValueError, match="has 0 questions with an answer in their context, and 1 without"):
+        questions.paragraphs(path)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ import sentencepiece
 from fairseq.data import Dictionary
 from small_corpora import SPLITS, decoded, error_of, prepare, sentences, write_files, write_tokens, write_zip
 
-from data_prep import binarize
+from data_prep import binarize, text_corpus
 from data_prep.corpora import text, wikitext
 from fairseq_lrpe.data.line_codec import Characters
 
@@ -145,6 +146,24 @@ def test_own_text_in_sentencepiece_units(text_folder, in_process, interrupt, tmp
     assert pieces.vocab_size() <= 60
 
 
+def test_pieces_are_learned_from_lines_of_any_length(tmp_path):
+    """The model is that of the same words in short lines; characters of long words and lines have pieces."""
+    draw, short, long = random.Random(0), tmp_path / "short.txt", tmp_path / "long.txt"
+    words = ["".join(draw.choices("abcdefg", k=draw.randrange(1, 9))) for _ in range(3000)]
+    short.write_text("".join(f"{word}\n" for word in words))
+    long.write_text(f"{' '.join(words[:2000])}\n{' '.join(words[2000:])}\n")
+    model = text_corpus.learn_pieces(200, short)
+    assert text_corpus.learn_pieces(200, long) == model
+    long.write_text(f"a short line\nx {' '.join(words)}\n{'y' * 9000}\n{'字' * 3000}\n\u2585 z\n")
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=text_corpus.learn_pieces(200, long))
+    assert pieces.unk_id() not in pieces.encode("x y 字 z")
+
+
+def test_lines_that_sentencepiece_accepts_are_passed_unchanged():
+    lines = ["", "two  blanks\t", "é" * (text_corpus.MAX_BYTES // 2), "a " * (text_corpus.MAX_BYTES // 2)]
+    assert [*text_corpus.sentences(lines)] == lines
+
+
 def test_python_documentation_is_split_without_overlap():
     lines = text.python_docs()
     everything = [line for split in lines.values() for line in split]
@@ -156,8 +175,9 @@ def test_python_documentation_is_split_without_overlap():
 
 
 @pytest.fixture
-def binaries(tiny_bpe, in_process, tmp_path):
-    """A folder with three shards that are named like the published ones, and their texts."""
+def binaries(tiny_bpe, in_process, tmp_path, monkeypatch):
+    """A folder with three shards, which are accepted as all published ones, and their texts."""
+    monkeypatch.setitem(text.WikiBook("wikibook").facts, "shards", 3)
     texts = []
     for i in range(3):
         lines = {f"{split}.txt": f"the {split} {i}\n\nthe end\n".encode() for split in ("train", "valid")}
@@ -194,6 +214,24 @@ def test_shards_with_another_dictionary_are_errors(binaries, tiny_bpe, tmp_path)
     flags = ["--from", binaries[0], "--bpe", tiny_bpe, "--out", tmp_path / "new"]
     assert "dict.txt is not the published dict.txt" in error_of("wikibook", *flags)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("missing", ["bin-shard2-8", "bin-shard0-8", "bin-shard1-8/train.idx"])
+def test_incomplete_copies_are_errors(missing, binaries, tiny_bpe, tmp_path):
+    path = binaries[0] / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    flags = ["--from", binaries[0], "--bpe", tiny_bpe, "--out", tmp_path / "new"]
+    assert f"{path} is missing" in error_of("wikibook", *flags) and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("source", ["published/bin-shard0-8", "text0"])
+def test_shards_of_another_source_are_errors(source, binaries, tiny_bpe, tmp_path):
+    """Such as those of an interrupted preparation, which a run would read after the new ones."""
+    flags = ["--bpe", tiny_bpe, "--out", tmp_path / "out", "--workers", 1]
+    prepare("wikibook", ["--from", binaries[0], *flags])
+    shutil.rmtree(tmp_path / "out" / "bin")
+    error = error_of("wikibook", "--from", tmp_path / source, *flags)
+    assert f"{tmp_path / 'out' / 'bin1'} was made with --from {binaries[0]}: use the same" in error
 
 
 def test_published_text_is_the_recorded_one(published, tmp_path):

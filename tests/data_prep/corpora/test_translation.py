@@ -1,5 +1,6 @@
 """Parallel text, from the user's files or the published archives to what fairseq's translation reads."""
 
+import itertools
 import json
 import re
 import tarfile
@@ -69,6 +70,14 @@ def decoded(data, split, language):
 
 def ascii_quotes(text):
     return re.sub("[„“]", '"', text)
+
+
+def check_references(out):
+    """Checks that the raw validation and test text has the sentences of the binarized data."""
+    for split, language in itertools.product(("valid", "test"), ("en", "de")):
+        lines = (out / "text" / f"{split}.{language}").read_text().splitlines()
+        for found, line in zip(decoded(out / "bin", split, language), lines, strict=True):
+            assert found == ascii_quotes(line) or "<unk>" in found
 
 
 def test_pairs_are_prepared_for_translation(quick, tmp_path):
@@ -180,11 +189,14 @@ def test_wmt14_from_its_archives(archives, publish, quick, tmp_path):
             for i, language in enumerate(("en", "de")):
                 lines = (out / "text" / f"{split}.{language}").read_text().splitlines()
                 assert lines == [pair[i] for pair in pairs]
-        assert not (out / "unpacked").exists()
+        check_references(out)
+        assert not list(out.glob("*.part"))
     assert len(publish.requests) == 8  # a missing mirror for each archive
 
 
-def test_every_hundredth_training_pair_is_for_validation(archives, quick, tmp_path, monkeypatch, capsys):
+def test_every_hundredth_training_pair_is_for_validation(
+    archives, quick, interrupt, tmp_path, monkeypatch, capsys
+):
     """As in fairseq's script, which counts the pairs of all corpora together, before any is removed."""
     assert translation.EVERY == 100
     monkeypatch.setattr(translation, "EVERY", 5)
@@ -194,14 +206,17 @@ def test_every_hundredth_training_pair_is_for_validation(archives, quick, tmp_pa
 
     monkeypatch.setattr(translation, "verdict", verdict)
     out = tmp_path / "out"
-    wmt14(["--from", archives, "--out", out, "--bpe-types", 60, "--workers", 1])
+    words = ["--from", archives, "--out", out, "--bpe-types", 60, "--workers", 1]
+    with interrupt(translation, "preprocess"):
+        wmt14(words)
+    wmt14(words)
     held, left = PAIRS[4::5], [pair for i, pair in enumerate(PAIRS, 1) if i % 5]
+    kept = [pair for pair in held if "dog" not in pair[0]]
+    assert 0 < len(kept) < len(held)
     for i, language in enumerate(("en", "de")):
-        for split, pairs in (("train", left), ("valid", held), ("test", SPLITS["test"])):
+        for split, pairs in (("train", left), ("valid", kept), ("test", SPLITS["test"])):
             path = out / "text" / f"{split}.{language}"
             assert path.read_text().splitlines() == [pair[i] for pair in pairs]
         assert not (out / "text" / f"every.{language}").exists()
-        kept = [ascii_quotes(pair[i]) for pair in held if "dog" not in pair[0]]
-        assert 0 < len(kept) < len(held) and decoded(out / "bin", "valid", language) == kept
-        assert len(decoded(out / "bin", "test", language)) == len(SPLITS["test"])
+    check_references(out)
     assert f"valid: {len(kept)} pairs, test: 4 pairs" in capsys.readouterr().out

@@ -186,6 +186,26 @@ def test_trials_are_runs_with_a_change():
     assert not experiment.trials(other)
 
 
+def test_learning_rates_end_with_the_training():
+    decaying = [
+        name for name in experiments.experiments() if Experiment.load(name).cfg.train.get("total_num_update")
+    ]
+    assert {"classifier/imdb", "question_generator/squad", "roberta/wikibook"} <= {*decaying}
+    for name in decaying:
+        experiment = Experiment.load(name, ["updates=12345"])
+        [run, *_] = experiment.runs("linear", "rope", [1])
+        assert experiment.settings(run).train.total_num_update == 12345, name
+
+
+def test_fine_tuning_starts_from_one_pretraining_for_all_seeds():
+    for overrides, start in (((), None), (["seeds=[2]"], None), (["updates=40"], "updates=40")):
+        experiment = Experiment.load("glue/mini", shared=overrides)
+        [run, *_] = experiment.runs("linear", "rope", [2])
+        expected = "/".join(filter(None, ("roberta/mini/linear_rope", start, "seed-1")))
+        assert str(experiment.starts_from(run)) == expected
+        assert experiment.start_name(run) == (expected if start else "roberta/mini")
+
+
 def test_fine_tuning_needs_the_pretraining():
     experiment = Experiment.load("glue/mini")
     cells = experiment.runs("linear", "rope", [2])

@@ -121,6 +121,19 @@ def test_table_ends_like_a_local_one(environment, data_bin, tmp_path):
     assert measured(tmp_path / "slurm") == measured(tmp_path / "local")
 
 
+def test_finished_run_of_gpus_is_accepted(environment, data_bin, tmp_path):
+    """The precision is that of the nodes, not of the machine that submits."""
+    words = ["lm/mini", "rope", *SMALL, "updates=4", f"data={data_bin}", "--results", tmp_path]
+    call(train.main, *words, "--cpu")
+    [path] = tmp_path.rglob("run.json")
+    path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "fp16"'))
+    for given in (["--gpus", 1], [], ["--precision", "fp16"]):
+        assert call(train.main, *words, "--launcher", "slurm", *given).startswith("0 jobs submitted")
+    for given in (["--cpu"], ["--gpus", 1, "--precision", "bf16"]):
+        refused = run_here(train.main, *words, "--launcher", "slurm", *given)
+        assert refused.returncode == 1 and "(precision was fp16, now " in refused.stderr
+
+
 def test_run_is_saved_and_requeued_before_its_time_limit(environment, data_bin, tmp_path):
     words = ["lm/mini", "rope", "--cpu", *SMALL, "updates=600", f"data={data_bin}"]
     on_nodes = [*words, "--launcher", "slurm", "--results", tmp_path / "slurm"]

@@ -18,8 +18,10 @@ from fairseq_lrpe.attention import SelfAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.data import text_codec
+from fairseq_lrpe.encodings import Context
 from fairseq_lrpe.experiments.definition.kinds.transformer import parse_hypotheses
 from fairseq_lrpe.experiments.inference.attention import BLOCKS, trained_weights
+from fairseq_lrpe.ops.position_index import random_position_index
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
 TEXT = "w1 w3 w9 w28"
@@ -112,16 +114,22 @@ def test_scaled_rotations(language_model, checkpoint):
         fairseq_lrpe.load_model(checkpoint, cpu=True, rope_scaling="ntk:2")
 
 
-def test_attention_weights(train, tmp_path):
+@pytest.mark.parametrize("arch, flags", [
+    ("softmax_lm_cope", []),
+    ("linear_lm_alibi", ["--randomized-positions", 64]),
+])  # fmt: skip
+def test_attention_weights(arch, flags, train, tmp_path):
     """They are those of the queries and keys that the inputs of each layer give."""
-    assert train("softmax_lm_cope", tmp_path, "--max-update", 5, "--no-epoch-checkpoints").returncode == 0
+    assert train(arch, tmp_path, "--max-update", 5, "--no-epoch-checkpoints", *flags).returncode == 0
     found = trained_weights(tmp_path / "checkpoint_last.pt")
     model, weights = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True), []
 
     def record(module, inputs, keywords):
         x = keywords["query"].transpose(0, 1)
         parts = [p(x).unflatten(-1, (module.num_heads, -1)) for p in (module.q_proj, module.k_proj)]
-        weights.append(attention_weights(module, *(part.transpose(1, 2) for part in parts)))
+        positions = random_position_index(x.size(1), 64, x.device, fixed=True) if flags else 0
+        context = Context(positions, positions)
+        weights.append(attention_weights(module, *(part.transpose(1, 2) for part in parts), context))
 
     for module in model.model.modules():
         if isinstance(module, SelfAttention):

@@ -11,7 +11,7 @@ KIND = '"kind": "lm"'
 
 @pytest.mark.parametrize(("name", "content", "problem"), [
     ("run.json", "[1]", "run.json is not a JSON object"),
-    ("run.json", '{"kind": "x", "config": {}}', "run.json has the unknown kind 'x'"),
+    ("run.json", '{"kind": "x", "config": {}}', "unknown kind 'x': expected one of "),
     ("run.json", f'{{{KIND}, "config": {{}}}}', "the key 'updates' is missing"),
     ("run.json", b"\xff\xfe", "codec can't decode"),
     ("evaluation.json", '{"evaluations": {"valid": {"perplexity": "many"}}}', "could not convert string"),

@@ -136,7 +136,7 @@ def test_plot_of_columns_of_the_same_runs(runs, configs):
         measured = {f"m_{n}": {"perplexity": 400 * n - 390} for n in (1, 2, 3)}
         (folder / "evaluation.json").write_text(json.dumps({"evaluations": measured, "finished": "x"}))
     found = report.scan(runs).tables
-    drawn = {table.name: interactive_plots.column_figure(table, summary) for table, summary in found}
+    drawn = {table.name: interactive_plots.column_figure(table, summary) for table, _, summary in found}
     assert drawn.keys() == {"some_table9", "some_figure", "over"} and drawn["some_table9"] is None
     assert [trace.meta for trace in drawn["over"].data] == ["softmax base", "softmax rope"]
     trace = drawn["over"].data[0]

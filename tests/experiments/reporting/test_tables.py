@@ -173,7 +173,30 @@ def test_damaged_run_counts_as_missing(runs, capsys):
     assert entry(runs, "linear", "Base")["state"] == "2 of 3"
     assert entry(runs, "linear", "RoPE")["common_seeds"] == 2
     [line] = set(capsys.readouterr().err.strip().splitlines())
-    assert f"results: {folder} cannot be read" in line
+    assert line.startswith(f"results: 1 run counted as missing: {folder} (")
+
+
+def test_numbers_with_other_settings_are_omitted(runs, capsys):
+    """A table has no numbers of runs that another command or version trained or evaluated differently."""
+    for seed, changes in ((1, {"starts_from": "own.pt"}), (2, {"train": {"lr": 9}})):
+        path = runs / f"lm/big/linear_base/seed-{seed}/run.json"
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "config": content["config"] | changes}))
+    for seed in (1, 3):
+        path = runs / f"lm/big/linear_rope/seed-{seed}/evaluation.json"
+        path.write_text(path.read_text().replace('"split": "valid"', '"split": "valid", "context_window": 9'))
+    assert entry(runs, "linear", "Base")["state"] == "1 of 3"
+    assert entry(runs, "linear", "RoPE")["state"] == "1 of 3"
+    lines = set(capsys.readouterr().err.strip().splitlines())
+    assert sorted(line.partition(" (")[0] for line in lines) == [
+        f"results: 1 run counted as missing: {runs / 'lm/big/linear_base/seed-1'}",
+        f"results: 1 run counted as missing: {runs / 'lm/big/linear_base/seed-2'}",
+        f"results: 2 runs with omitted numbers, such as {runs / 'lm/big/linear_rope/seed-1'}",
+    ]
+    for text in ("starts_from was own.pt, now None", "train.lr was 9, ", "valid.context_window was 9, "):
+        assert any(text in line for line in lines), (text, lines)
+    text = output(capsys, runs, "--table", "some_table9", "evaluate.flags={context_window: 9}")
+    assert "| linear | RoPE | 9.00 | 95.00 ± 4.24 (2 of 3) |" in text
 
 
 def test_diverged_run_has_no_rank(runs, capsys):
@@ -234,13 +257,13 @@ def test_terminal_without_published_numbers(runs, capsys, monkeypatch):
 
 
 def test_small_configuration(runs, capsys):
-    for seed, updates in ((1, 100), (2, 60)):
-        write_run(runs / "lm/small/linear_rope" / f"seed-{seed}", {50: 9}, 9, updates)
+    for seed in (1, 2):
+        write_run(runs / "lm/small/linear_rope" / f"seed-{seed}", {50: 9}, 9)
     text = output(capsys, runs, "--table", "some_table9", "--scale", "mini")
-    sentence = "measured on lm/small (60 or 100 updates), a small substitute: compare ranks, not values"
+    sentence = "measured on lm/small (100 updates), a small substitute: compare ranks, not values"
     assert sentence in text and "measured on lm/big" not in text
     assert "| attention | method | a valid (paper) | a valid (mini) |" in text and "b test" not in text
-    assert "| linear | RoPE, 60 or 100 updates | 9.00 | 9.00 ± 0.00 (2) |" in text
+    assert "| linear | RoPE | 9.00 | 9.00 ± 0.00 (2) |" in text
     assert "Differences to base need a seed" in text
 
 
@@ -254,7 +277,7 @@ def test_tables_of_the_papers(name, scale, tmp_path):
         write_run(tmp_path / str(run), {100: 9})
     found = summary(tmp_path, name, scale)
     expected = [(cell.attention, cell.row, cell.column) for cell in table.cells if cell.runs]
-    found = found[found["state"] == "not measured"][["attention", "row", "column"]]
+    found = found[found["state"] != "-"][["attention", "row", "column"]]
     assert list(found.itertuples(index=False, name=None)) == expected
 
 

@@ -67,6 +67,10 @@ class Glue(Kind):
 
     def flags(self, job):
         cfg, task, updates = job.cfg, get_task(job.cfg.task), self.updates(job.cfg)
+        if job.starts_from is None:
+            raise UserError(
+                f"{job.run} has no pretrained model: set starts_from to an experiment or a checkpoint"
+            )
         model = pretrained(job.starts_from)
         attention, method = method_of(job.starts_from)
         if (attention, canonical(method)) != (job.run.attention, canonical(job.run.method)):

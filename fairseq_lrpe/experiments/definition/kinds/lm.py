@@ -135,6 +135,7 @@ def rope_scaling(text: str, length: int, model: dict):
     scaling = RopeScaling.parse(text, factor=max(1.0, length / trained), original_length=trained)
     heads = model.get("decoder_attention_heads", 1)
     sizes = {"num_heads": heads, "head_dim": model.get("decoder_embed_dim", 64) // heads, "causal": True}
+    sizes["layers"] = model.get("decoder_layers", 1)
     scale_rotations(build_encoding(model["encoding"], **sizes, **_encoding_options(model)), scaling)
     return scaling
 
@@ -164,7 +165,8 @@ def max_length(model: dict) -> tuple[float, str]:
         if _depends_on_length(build, trained, x, index, torch.full_like(index, 2)):
             return trained, f"its {positions} token positions depend on the {trained} training positions"
     width //= heads
-    build = functools.partial(SoftmaxAttention, width, 1, encoding, causal=True, **_encoding_options(model))
+    shared = {"causal": True, "layers": model.get("decoder_layers", 1)}
+    build = functools.partial(SoftmaxAttention, width, 1, encoding, **shared, **_encoding_options(model))
     if _depends_on_length(build, trained, x[..., :width]):
         return trained, f"{encoding}'s formula or table depends on the {trained} training positions"
     if positions == "hierarchical" and trained**2 < MAX_SINUSOIDAL:

@@ -8,8 +8,10 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from fairseq_lrpe.experiments.definition.kinds.base import Kind, Settings
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.schema import Model
-from fairseq_lrpe.methods import architecture, check_method
+from fairseq_lrpe.methods import architecture, canonical, check_method
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.subprocesses import as_flags
 
 
@@ -41,6 +43,11 @@ class Speed(Kind):
 
     def flags(self, job):
         check_method(reference(job), job.run.attention, "choose another reference")
+        if job.extra_flags:
+            example = f"train.{job.extra_flags[0].lstrip('-').replace('-', '_')}=VALUE"
+            raise UserError(
+                f"the kind speed does not run fairseq-train: use {example} instead of flags after --"
+            )
         return {"arch": architecture(job.run.attention, job.cfg.model, reference(job))}
 
     def updates(self, cfg):
@@ -48,7 +55,9 @@ class Speed(Kind):
 
     def evaluate(self, job, name):
         cfg, run, precision = job.cfg, job.run, job.precision
-        [other] = job.experiment.runs(run.attention, reference(job), [run.seed])
+        method = canonical(reference(job))
+        other = Run(run.experiment, run.attention, method, run.seed)
+        other = other.changed(job.experiment.changes_for(method))
         out = job.folder / f"speed-{name}.json"
         settings = {
             "batch_size": cfg.batch.total,

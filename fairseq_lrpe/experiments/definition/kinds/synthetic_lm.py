@@ -70,8 +70,8 @@ class SyntheticLM(Kind):
     def evaluate_all(self, job, names):
         words = [str(job.checkpoint), str(job.folder)]
         for name in names:
-            sizes = own_sizes(self.evaluations(job.cfg)[name])
-            words.append(f"{name}:" + ",".join(f"{key}={value}" for key, value in sizes.items()))
+            settings = {key: x for key, x in self.evaluations(job.cfg)[name].items() if x is not None}
+            words.append(f"{name}:" + ",".join(f"{key}={value}" for key, value in settings.items()))
         program = ["python", "-m", "fairseq_lrpe", "evaluate-synthetic"]
         job.call([*program, *words, *["--cpu"] * job.cpu], "problems")
         for name in names:

@@ -2,7 +2,7 @@
 
 from support.tiny import run_here
 
-from fairseq_lrpe.cli import table
+from fairseq_lrpe.cli import table, train
 from fairseq_lrpe.experiments.reporting.records import read_runs
 
 SMALL = ["layers=1", "length=16", "vocab_size=100", "batch.total=2", "rounds=2", "seeds=[1]"]
@@ -21,3 +21,12 @@ def test_table_of_speeds(tmp_path):
         assert record.measured["steps"]["relative_speed"] > 0 < record.measured["steps"]["milliseconds"]
     again = run_here(table.main, *words)
     assert "started" not in again.stdout + again.stderr
+
+
+def test_options_of_an_encoding_do_not_apply_to_the_reference(tmp_path):
+    words = ["speed/roberta_mini", "shaw", "--attention", "softmax", "--cpu", "--results", tmp_path, *SMALL]
+    done = run_here(train.main, *words, "train.shaw_k=2")
+    assert done.returncode == 0, done.stderr
+    refused = run_here(train.main, *words, "--", "--encoder-normalize-before")
+    message = "train: the kind speed does not run fairseq-train: use train.encoder_normalize_before=VALUE "
+    assert refused.returncode == 1 and refused.stderr.startswith(message)
