@@ -89,7 +89,7 @@ def locked(folder: Path) -> Iterator[None]:
         except (BlockingIOError, FileNotFoundError):
             held = False
         if not held:
-            raise UserError(f"another process prepares {folder}: wait until it ends, or change --out")
+            raise UserError(f"another process is preparing {folder}: wait until it ends, or change --out")
         try:
             yield
         finally:

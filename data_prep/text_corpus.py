@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -119,7 +120,7 @@ class SentencePieceCorpus(TextCorpus):
 def learn_pieces(types: int, text: Path) -> bytes:
     """Trains a SentencePiece model of at most ``types`` pieces and returns the content of its file.
 
-    At most SENTENCES lines of the text are used, at equal distances, and of these all words.
+    At most SENTENCES lines of the text, at equal distances, are used, and all words of them.
     """
     import sentencepiece
 
@@ -144,17 +145,16 @@ def learn_pieces(types: int, text: Path) -> bytes:
 
 
 def sentences(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the lines in the form that SentencePiece learns from: long ones word by word.
+    """Yields lines that SentencePiece does not skip: long ones are wrapped between words.
 
-    The pieces are the same as those of whole lines because SentencePiece counts the words.
+    The pieces do not depend on it, because SentencePiece counts words.
     """
     for line in lines:
         line = line.replace(RESERVED, " ")
         if len(line.encode()) <= MAX_BYTES:
             yield line
             continue
-        for word in line.split():
-            yield from (word[i : i + MAX_CHARACTERS] for i in range(0, len(word), MAX_CHARACTERS))
+        yield from textwrap.wrap(line, MAX_CHARACTERS, break_on_hyphens=False)
 
 
 def copy_texts(texts: dict[str, Path], folder: Path) -> None:

@@ -47,8 +47,8 @@ class _SharedConfig(FairseqDataclass):
     encoding: str = flag("none", f"positional encoding inside attention: {', '.join(ENCODINGS)}")
     linear_norm: str = flag(
         "denominator",
-        "normalization of linear attention: division by the sum of the weights (denominator) or by their sum "
-        "before q and k are encoded, with the decay (content), or a LayerNorm instead (layernorm)",
+        "normalization of linear attention: division by the sum of the weights (denominator) or by that of "
+        "the unencoded q and k, including a decay (content), or a LayerNorm instead (layernorm)",
     )
     feature_map: str = flag(
         "elu", f"feature map of linear attention: {', '.join(FEATURE_MAPS)} (elu is 1 + elu(x))"
@@ -284,7 +284,7 @@ def check_part(cfg, part: str, **shared) -> None:
         raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
     own, shared["causal"] = part_config(cfg, part), part == "decoder"
-    shared["layers"] = getattr(cfg, f"{part}_layers")
+    shared["layers"] = max(1, getattr(cfg, f"{part}_layers"))
     encoding = encoding_from_config(own, embed_dim=width, num_heads=heads, **shared)
     if own.randomized_positions:
         check_range("randomized_positions", own.randomized_positions, 1)

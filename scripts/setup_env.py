@@ -53,9 +53,24 @@ def install_torch(version):
     return version
 
 
-def setup(requested, version, current):
-    if not PYTHON.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", ENV], check=True)
+def stale_folder():
+    """Returns the folder of the Python that the programs of the environment start, or None if it is ENV's own.
+
+    pip writes its absolute path into torchrun, fairseq-train and others, which fail after the checkout was moved.
+    """
+    for program in (ENV / "bin/torchrun", ENV / "bin/fairseq-train"):
+        head = program.read_text().split("\n", 2)[:2] if program.exists() else []
+        # A path with spaces is in the second line, after #!/bin/sh.
+        found = re.search(r'^#!(?:/bin/sh\n.*")?(/[^"\n]*)/python[\d.]*(?:"|$)', "\n".join(head), re.MULTILINE)
+        if found and not (os.path.exists(found[1]) and os.path.samefile(found[1], PYTHON.parent)):
+            return found[1]
+
+
+def setup(requested, version, current, rebuild):
+    if rebuild or not PYTHON.exists():
+        PYTHON.unlink(missing_ok=True)  # an interrupted setup then starts here again
+        # In a virtual environment, sys.executable is the link that was just removed.
+        subprocess.run([sys._base_executable, "-m", "venv", "--clear", "--without-pip", ENV], check=True)
     for folder in PACKAGES.glob("*.dist-info") if READY.exists() and not READY.read_text() else []:
         if not (folder / "RECORD").exists():  # pip would treat an incomplete package as installed
             shutil.rmtree(folder)
@@ -82,17 +97,21 @@ def main():
     found = metadata.distributions(name="torch", path=[str(PACKAGES)])  # RECORD is written last
     current = next((each.version for each in found if each.read_text("RECORD") is not None), None)
     done = READY.read_text().split("\n", 3) if READY.exists() else [None]
-    if done[1:] == [current, str(ROOT), REQUIREMENTS] and requested in (None, current, done[0]):
-        return print(f"environment ready: {ENV}")
     is_users = ENV.resolve() != (ROOT / ".venv").resolve()
+    stale = None if is_users else stale_folder()
+    if not stale and done[1:] == [current, str(ROOT), REQUIREMENTS] and requested in (None, current, done[0]):
+        return print(f"environment ready: {ENV}")
     if (is_users or PYTHON.exists()) and not (PACKAGES.exists() and (ENV / "pyvenv.cfg").exists()):
         raise RuntimeError(f"{ENV} is not a virtual environment of this Python: deactivate or remove it")
     version = requested or choose_version(current)
     if is_users and current not in (None, version):
         raise RuntimeError(f"{ENV} has torch {current} instead of {version}: deactivate this environment")
+    if stale:
+        print(f"{ENV} is built again: the checkout was moved or copied, and its programs start Python in {stale}")
+        current = None
     print(f"torch {version} in {ENV}")
     if not options.dry_run:
-        setup(requested, version, current)
+        setup(requested, version, current, rebuild=bool(stale))
 
 
 try:

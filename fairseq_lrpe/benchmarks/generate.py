@@ -28,7 +28,8 @@ def generation(model: str, args: Namespace) -> Callable[[], None]:
     if "decoder_layers" not in family.layer_flags:
         raise UserError(f"{model} does not generate text: choose language or translation models")
     args = sizes(family, args)
-    cfg, task = setup(model, args)
+    # The end of a sentence precedes the first token.
+    cfg, task = setup(model, Namespace(**{**vars(args), "length": args.length + 1}))
     dtype = torch.half if cfg.common.fp16 else torch.bfloat16 if cfg.common.bf16 else torch.float
     network = task.build_model(cfg.model).eval().to(measurement.device(args.cpu), dtype)
     dictionary, length = task.target_dictionary, args.length

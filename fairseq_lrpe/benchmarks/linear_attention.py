@@ -33,6 +33,7 @@ TOKENS = 4096
 """Number of tokens per batch."""
 SLOW = 1000
 """Milliseconds of a step from which an implementation, except chunk, is not measured at greater lengths."""
+MASKED = "masked n × n"
 DECODING_STEPS = 20
 """Number of decoding steps per round."""
 
@@ -70,7 +71,7 @@ def busy_processes(number: int) -> Iterator[None]:
 
 def implementations(device: str) -> dict[str, Callable]:
     linear = partial(linear_attention, causal=True, normalize=True)
-    found = {"chunk": partial(linear, backend="chunk"), "masked n × n": masked}
+    found = {"chunk": partial(linear, backend="chunk"), MASKED: masked}
     found["plain chunks"] = plain_chunks
     found["softmax"] = partial(F.scaled_dot_product_attention, is_causal=True)
     if fla_missing_requirement(torch.device(device)) is None:
@@ -95,12 +96,15 @@ def measure(args: Namespace) -> list[dict]:
     rows, names = [], list(implementations(measurement.device(args.cpu)))
     for length in args.lengths:
         build = partial(training_step, length=length, args=args)
-        try:
-            own = measurement.compare(build, names, args)
-        except torch.OutOfMemoryError:
-            if rows:
+        while True:
+            try:
+                own = measurement.compare(build, names, args)
                 break
-            raise
+            except torch.OutOfMemoryError:
+                if MASKED not in names:
+                    raise
+                print(f"{MASKED} does not fit into memory at {length:,} tokens", file=sys.stderr)
+                names.remove(MASKED)
         rows += [{"length": length, "batch": max(1, TOKENS // length), **row} for row in own]
         # The chunk form is always measured because all others are compared with it.
         names = [row["model"] for row in own if row["model"] == "chunk" or row["ms"] < SLOW]

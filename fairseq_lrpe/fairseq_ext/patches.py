@@ -6,6 +6,7 @@ other programs that import fairseq_lrpe.models.
 """
 
 import atexit
+import inspect
 import logging
 import multiprocessing
 import shutil
@@ -13,7 +14,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +72,7 @@ def apply(
     _wrap(FairseqTask, "filter_indices_by_size", _keep_all_samples)
     _wrap(FairseqTask, "get_batch_iterator", _keep_last_batch)
     _wrap(Trainer, "get_train_iterator", _record_training)
-    # fairseq composes other batches if a training resumes after its first epoch.
+    # fairseq newer than 0.12.2 composes other batches if a training resumes after its first epoch.
     _wrap(FairseqTask, "get_batch_iterator", _compose_batches_of_first_epoch)
     # torch.load rejects what fairseq sends to the other processes of a training that is resumed.
     torch.serialization.add_safe_globals([distributed_utils._TensorPlaceholder])
@@ -224,11 +225,12 @@ def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
 def _compose_batches_of_first_epoch(get_batch_iterator, self, dataset, *args, seed=1, epoch=1, **kwargs):
     """Composes the batches in a resumed training as in the first epoch.
 
-    fairseq composes batches once per process, with a seed that depends on the epoch in which it starts. An
-    uninterrupted training uses the batches of epoch 1 in another order.
+    fairseq newer than 0.12.2 composes batches once per process, with a seed that depends on the epoch in which
+    it starts. An uninterrupted training uses the batches of epoch 1 in another order.
     """
     is_cached = (
         is_fairseq_command()
+        and _seeds_by_epoch(get_batch_iterator)
         and self.can_reuse_epoch_itr(dataset)
         and not getattr(self.cfg, "rebuild_batches", False)
     )
@@ -237,6 +239,13 @@ def _compose_batches_of_first_epoch(get_batch_iterator, self, dataset, *args, se
     iterator = get_batch_iterator(self, dataset, *args, seed=seed + 1 - epoch, epoch=epoch, **kwargs)
     iterator.seed = seed  # of the order of the batches, to which fairseq adds the epoch
     return iterator
+
+
+@cache
+def _seeds_by_epoch(get_batch_iterator):
+    """Returns whether batches are composed with --seed plus the epoch; in fairseq 0.12.2, it is --seed alone."""
+    # The version does not tell: builds from fairseq's repository are 0.12.2, too. getsource follows __wrapped__.
+    return "seed + epoch" in inspect.getsource(get_batch_iterator)
 
 
 def _record_training(get_train_iterator, self, *args, **kwargs):

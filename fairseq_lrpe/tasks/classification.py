@@ -76,7 +76,7 @@ class TextDataset(LabeledDataset):
 
     def ordered_indices(self):
         """Returns all indices, sorted by length; in training, each random pool of ``POOL`` rows is sorted."""
-        # fairseq has seeded numpy with --seed and the epoch.
+        # fairseq has seeded numpy with --seed, after version 0.12.2 plus the epoch.
         order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
         pools = np.array_split(order, -(-len(self) // POOL)) if self.shuffle else [order]
         return np.concatenate([pool[np.argsort(self.sizes[pool], kind="stable")] for pool in pools])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -62,9 +63,7 @@ def run_command(
     folders = os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()])
     program = sys.executable if command[0] == "python" else shutil.which(command[0], path=folders)
     if program is None:
-        raise CommandFailed(
-            f"{command[0]} was not found: install fairseq in the environment of {sys.executable}"
-        )
+        raise CommandFailed(f"{command[0]} was not found: install fairseq and torch for {sys.executable}")
     log.parent.mkdir(parents=True, exist_ok=True)
     variables = {**KEEP_MEMORY, **os.environ, **(environment or {}), **SETTINGS}
     process = None
@@ -80,9 +79,8 @@ def run_command(
                 on_line(line)
         except BaseException as error:
             if process is not None:
-                # SLURM, which sent these signals, kills the job itself at its time limit.
                 by_slurm = isinstance(error, SystemExit) and error.code in [128 + n for n in CLUSTER_SIGNALS]
-                terminate_group(process, None if by_slurm else GRACE_PERIOD)
+                terminate_group(process, seconds_in_job() if by_slurm else GRACE_PERIOD)
             raise
     if process.returncode:
         tail = log.read_text(errors="replace").splitlines()[-8:]
@@ -127,8 +125,14 @@ def _die_with(parent):
             os._exit(1)
 
 
-def terminate_group(process: subprocess.Popen, seconds: float | None = GRACE_PERIOD) -> None:
-    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or after ``seconds``, if given."""
+def seconds_in_job() -> float:
+    """Returns the time until shortly before the end of this SLURM job, but at least ``GRACE_PERIOD``."""
+    end = float(os.environ.get("SLURM_JOB_END_TIME", 0))  # set since SLURM 22.05
+    return max(GRACE_PERIOD, end - time.time() - GRACE_PERIOD / 2)
+
+
+def terminate_group(process: subprocess.Popen, seconds: float) -> None:
+    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or after ``seconds``."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)

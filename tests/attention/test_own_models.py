@@ -385,12 +385,12 @@ class Slope(Encoding):
         return -self.slope
 
 
-@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
-@pytest.mark.parametrize("name", ["lrpe_decay", "kerple", "dape", "slope"])
-def test_sharded_encodings_have_parameters_in_float32(name, attention):
+@pytest.mark.parametrize("attention, name", [
+    *((LinearAttention, name) for name in ("lrpe_decay", "slope")),
+    *((SoftmaxAttention, name) for name in ("lrpe_decay", "slope", "kerple", "dape")),
+])  # fmt: skip
+def test_sharded_encodings_have_parameters_in_float32(attention, name):
     """FSDP of the documented form, with one process."""
-    if name != "slope" and attention is LinearAttention and not ENCODINGS[name].decomposable:
-        return
     shard, shared = example("def shard(model)")["shard"], {"num_heads": H, "head_dim": D, "causal": True}
     encoding = Slope(**shared) if name == "slope" else build_encoding(name, **shared, layers=2)
     model, seen, x = nn.Sequential(attention(E, H, encoding)), [], torch.randn(B, L, E)

@@ -3,6 +3,7 @@
 from argparse import Namespace
 
 import pytest
+import torch
 from support.tiny import run_here
 
 from fairseq_lrpe.benchmarks import linear_attention
@@ -29,6 +30,17 @@ def test_command(tmp_path, monkeypatch):
 def test_lack_of_memory_is_an_error():
     done = run_here(linear_attention.main, "--lengths", 10**15)
     assert done.returncode and "out of memory" in done.stderr.strip().splitlines()[-1]
+
+
+def test_other_implementations_are_measured_if_one_lacks_memory(monkeypatch):
+    def masked(q, k, v):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(linear_attention, "masked", masked)
+    args = Namespace(lengths=[64, 128], heads=2, width=8, dtype="float32", rounds=1, cpu=True)
+    rows = linear_attention.measure(args)
+    assert {row["model"] for row in rows} == {"chunk", "plain chunks", "softmax"}
+    assert [row["length"] for row in rows] == [64] * 3 + [128] * 3
 
 
 def test_exponent_of_a_power():

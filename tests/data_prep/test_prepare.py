@@ -83,7 +83,7 @@ def test_one_process_at_a_time_prepares_a_folder(text_folder, in_process, tmp_pa
     with subprocess.Popen([BIN / "python", "-c", LOCK, tmp_path], **pipes) as other:
         assert other.stdout.readline() == "locked\n"
         before = set(tmp_path.iterdir())
-        message = f"another process prepares {tmp_path}: wait until it ends, or change --out"
+        message = f"another process is preparing {tmp_path}: wait until it ends, or change --out"
         assert message in error_of("text", *words)
         assert set(tmp_path.iterdir()) == before
         other.kill()  # its lock file stays
@@ -99,5 +99,5 @@ def test_a_lock_that_another_process_has_just_removed_is_in_use(tmp_path, monkey
         flock(file, operation)
 
     monkeypatch.setattr(command.fcntl, "flock", late)
-    with pytest.raises(UserError, match="another process prepares"), command.locked(tmp_path):
+    with pytest.raises(UserError, match="another process is preparing"), command.locked(tmp_path):
         pass

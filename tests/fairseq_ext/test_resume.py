@@ -3,11 +3,17 @@
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from fairseq.data.data_utils import numpy_seed
+from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 from support.commands import assert_same_weights, load_last_checkpoint, train_in_two_processes
 from support.tiny import BIN, REPOSITORY, train_flags
+
+from fairseq_lrpe.fairseq_ext import patches
 
 
 @pytest.mark.slow
@@ -34,6 +40,32 @@ def test_resuming_in_a_later_epoch_gives_same_parameters(number, workers, train,
 
     assert train(arch, stopped, *flags).returncode == 0
     assert_same_weights(whole, stopped)
+
+
+def newer_batches(self, dataset, seed=1, epoch=1):
+    with numpy_seed(seed + epoch):
+        return SimpleNamespace(order=np.random.permutation(dataset).tolist())
+
+
+def older_batches(self, dataset, seed=1, epoch=1):  # fairseq 0.12.2
+    with numpy_seed(seed):
+        return SimpleNamespace(order=np.random.permutation(dataset).tolist())
+
+
+@pytest.mark.parametrize("original", [newer_batches, older_batches])
+def test_every_version_composes_the_batches_of_the_first_epoch(original, monkeypatch):
+    monkeypatch.setattr(patches, "is_fairseq_command", lambda: True)
+    task = SimpleNamespace(cfg=SimpleNamespace(), can_reuse_epoch_itr=lambda dataset: True)
+    first, resumed = (
+        patches._compose_batches_of_first_epoch(original, task, 99, seed=1, epoch=epoch) for epoch in (1, 4)
+    )
+    assert first.order == resumed.order == original(task, 99).order
+
+
+def test_source_of_the_installed_version_is_found():
+    with_version = {True: newer_batches, False: older_batches}
+    used = patches._seeds_by_epoch(FairseqTask.get_batch_iterator)  # through the patches that wrap it
+    assert used == patches._seeds_by_epoch(with_version[used])
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,34 @@ def test_setup_runs_once_and_continues_after_a_failure(setup_env, tmp_path):
     assert setup_env().stdout == ready and (tmp_path / "calls").read_text().splitlines() == calls
 
 
+@pytest.mark.parametrize("head", ["#!{}/bin/python", "#!/bin/sh\n'''exec' \"{}/bin/python\" \"$0\" \"$@\""])
+def test_a_moved_environment_is_built_again(head, setup_env, tmp_path):
+    write_environment(tmp_path, "2.13.0+cpu")
+    program, unused = tmp_path / ".venv/bin/fairseq-train", tmp_path / SITE / "unused"
+    unused.touch()
+    program.write_text(head.format(tmp_path / ".venv") + "\n")
+    assert setup_env().returncode == 0 and "environment ready" in setup_env().stdout and unused.exists()
+    (tmp_path / "link").symlink_to(tmp_path)  # another path of the same folder
+    program.write_text(head.format(tmp_path / "link/.venv") + "\n")
+    assert setup_env().stdout == f"environment ready: {tmp_path}/.venv\n"
+
+    program.write_text(head.format(f"/old{tmp_path}/.venv") + "\n")
+    reason = f"{tmp_path}/.venv is built again: the checkout was moved or copied, and its programs start Python in "
+    assert setup_env("--dry-run").stdout.startswith(f"{reason}/old{tmp_path}/.venv/bin\n") and unused.exists()
+    # The new environment has no pip, and ensurepip's would need a network to install torch.
+    done = setup_env(PIP_NO_INDEX="1")
+    assert done.stdout.startswith(reason) and done.returncode == 1
+    assert not program.exists() and not unused.exists()
+    assert list((tmp_path / SITE).glob("pip-*.dist-info")) and not list((tmp_path / SITE).glob("torch-*"))
+
+
+def test_a_users_moved_environment_is_not_removed(setup_env, tmp_path):
+    write_environment(tmp_path, "2.13.0+cpu")
+    own = (tmp_path / ".venv").rename(tmp_path / "own")
+    (own / "bin/fairseq-train").write_text("#!/old/bin/python\n")
+    assert setup_env(VIRTUAL_ENV=str(own)).returncode == 0 and (own / "bin/fairseq-train").exists()
+
+
 def test_default_build_replaces_a_missing_cpu_build(setup_env, tmp_path):
     write_environment(tmp_path, "2.12.1")
     assert setup_env(FAIL="--dry-run").returncode == 0

@@ -61,6 +61,7 @@ with subprocesses.exit_on_signals():
     subprocesses.run_command(["python", "-c", {saves!r}], Path("log"), lambda line: print(line, flush=True))
 """
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment["SLURM_JOB_END_TIME"] = str(int(time.time()) + 600)
     given = {"stdout": subprocess.PIPE, "text": True, "cwd": tmp_path, "env": environment}
     with subprocess.Popen([BIN / "python", "-c", ours], **given) as process:
         assert process.stdout.readline() == "started\n"

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -220,23 +220,27 @@ class Experiment:
         if not name or not (CONFIGS / f"{name}.yaml").is_file():
             return name and REPOSITORY / name
         other = self.other(name)
-        return other.runs(run.attention, run.method, Experiment.load(name).cfg.seeds[:1])[0]
+        return other.runs(run.attention, run.method, other.cfg.seeds[:1])[0]
 
     def start_name(self, run: Run) -> str | None:
         """Returns ``starts_from``, or the run from which a run starts if overrides select another one."""
         start = self.starts_from(run)
-        is_other = isinstance(start, Run) and self.shared and start != self.load(self.name).starts_from(run)
+        is_other = isinstance(start, Run) and self.shared and start != self._configured.starts_from(run)
         return str(start) if is_other else self.cfg.starts_from
+
+    @cached_property
+    def _configured(self):
+        return self.load(self.name)
 
     def needs(self, run: Run) -> list[Run]:
         initial = self.starts_from(run)
         return [*self.trials(run), *([initial] if isinstance(initial, Run) else [])]
 
     def other(self, name: str) -> "Experiment":
-        """Returns the experiment ``name`` with those ``shared`` overrides whose keys exist in it."""
+        """Returns the experiment ``name`` with ``shared`` overrides whose keys exist in it, but seeds."""
         if name not in self._others:
-            overrides = applicable_overrides(name, self.shared)
-            self._others[name] = Experiment.load(name, overrides, self.shared)
+            shared = [text for text in self.shared if not text.startswith("seeds=")]
+            self._others[name] = Experiment.load(name, applicable_overrides(name, shared), shared)
         return self._others[name]
 
 

@@ -252,8 +252,10 @@ def compute_loss(
     elif HEAD in getattr(model, "classification_heads", {}):
         output = model(tokens, classification_head_name=HEAD)
     elif hasattr(model, "classification_heads"):
-        features = model(tokens, features_only=True)[0].flatten(0, 1)
-        output = [model.encoder.lm_head(features[: math.ceil(MASKED * size * source)])]
+        features, extra = model(tokens, features_only=True, return_all_hiddens=True)
+        if model.encoder.positions is not None:
+            features = model.encoder.decode_masks(tokens, extra["inner_states"][-2])
+        output = [model.encoder.lm_head(features.flatten(0, 1)[: math.ceil(MASKED * size * source)])]
     elif hasattr(model, "encoder"):
         output = model(tokens, tokens.new_empty(size), tokens.new_empty(size, target))
     else:

@@ -62,14 +62,24 @@ def check(job, settings: dict, shorter: Path, updates: int) -> None:
     """Raises UserError if the job cannot continue from the shorter run.
 
     It can if settings and data are the same, the last checkpoint is that of the shorter run's last update,
-    and the learning rate does not depend on the total number of updates.
+    the learning rate does not depend on the total number of updates, and a memory is empty there.
     """
     config = {**settings["config"], "updates": updates}
     run_directory.check_settings(shorter, {**settings, "config": config})
     if (completed := run_directory.completed_updates(shorter / "checkpoints")) != updates:
         raise UserError(f"{shorter} has a checkpoint of {completed} of its {updates} updates")
-    schedule = run_directory.read_checkpoint(shorter / LAST, "train the run first")["cfg"]["lr_scheduler"]
-    schedule = vars(schedule) if isinstance(schedule, Namespace) else schedule
+    checkpoint = run_directory.read_checkpoint(shorter / LAST, "train the run first")
+    schedule, task = (
+        vars(cfg) if isinstance(cfg, Namespace) else cfg
+        for cfg in (checkpoint["cfg"][name] for name in ("lr_scheduler", "task"))
+    )
     depends = any(value == updates and key not in job.train_flags for key, value in schedule.items())
     if depends and schedule.get("lr_period_updates", 0) <= 0:
         raise UserError(f"in {shorter} the learning rate depends on the total number of updates")
+    has_memory = task.get("memory") == "state" or task.get("memory_length")  # of the task memory_lm
+    # An epoch starts with an empty memory.
+    if has_memory and checkpoint["extra_state"]["train_iterator"]["iterations_in_epoch"]:
+        raise UserError(
+            f"{shorter} ends within an epoch, and checkpoints do not contain its memory: extend a run that ends "
+            "with an epoch"
+        )

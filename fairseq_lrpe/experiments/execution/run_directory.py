@@ -32,7 +32,7 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def processor(environment: Mapping[str, str], processes: int = 1) -> dict[str, str | int]:
-    """Returns the name of the CPU, and the instruction set and number of threads of each process of torch.
+    """Returns the name of the CPU, and the instruction set and threads of each of torch's processes on it.
 
     CPUs of one name can have different instruction sets, with which results differ by rounding.
     """
@@ -40,7 +40,7 @@ def processor(environment: Mapping[str, str], processes: int = 1) -> dict[str, s
 
     info = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*: (.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
-    # torchrun starts several processes with one thread each.
+    # torchrun gives each of several processes one thread.
     threads = environment.get("OMP_NUM_THREADS", torch.get_num_threads() if processes == 1 else 1)
     name = match[1] if match else platform.machine()
     instructions = torch.backends.cpu.get_cpu_capability()
@@ -146,10 +146,14 @@ def check_settings(folder: Path, settings: dict) -> None:
             different.append(f"data.{name} was {old.get(name)} bytes, now {new.get(name)}")
     starts = [x["starts_from"] or {"path": None, "sha256": ""} for x in (before, settings)]
     if starts[0]["sha256"] != starts[1]["sha256"]:
-        texts = [f"{start['path']} {start['sha256'][:8]}".strip() for start in starts]
+        texts = [start["path"] and f"{start['path']} (SHA-256 {start['sha256'][:8]}…)" for start in starts]
         different.append(f"starts_from was {texts[0]}, now {texts[1]}")
     if _chooses(before) != _chooses(settings):
-        different.append(f"it {'chose' if _chooses(before) else 'did not choose'} among trials")
+        choice = (
+            "chose among trials, but this command does not",
+            "did not choose among trials, as this command",
+        )
+        different.append(f"it {choice[not _chooses(before)]}")
     if different:
         raise UserError(
             f"{folder} contains a run with other settings ({'; '.join(different)}): use those settings, "

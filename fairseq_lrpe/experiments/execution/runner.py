@@ -292,7 +292,7 @@ def run_worker(job: Job) -> None:
         name = f"train-{socket.gethostname()}-{os.getpid()}.log"
         log = Log(one.folder, name, run_directory.completed_updates(one.folder / "checkpoints"))
         run_training(one, train_command(one), log)
-        while is_locked(one.folder):  # the other node evaluates it; meanwhile, torchrun would not find it
+        while is_locked(one.folder):  # the other node joins the next training after this run's evaluation
             time.sleep(POLL_SECONDS)
 
 
@@ -377,6 +377,10 @@ def check_finished(job: Job) -> None:
     if job.starts_from is None or job.starts_from.is_file():  # it may have been removed
         now["starts_from"] = initial_checkpoint(job)
     run_directory.check_settings(job.folder, now)
+    recorded = read_json(job.folder / "run.json")
+    if recorded["config"].get("starts_from") != job.start_name:  # earlier versions have other names for it
+        recorded["config"]["starts_from"] = job.start_name
+        write_json(job.folder / "run.json", recorded)
 
 
 def initial_checkpoint(job: Job) -> dict | None:
@@ -403,7 +407,7 @@ def run_settings(job: Job) -> dict:
         "updates": job.updates,
         **{name: getattr(job, name) for name in MACHINE},
         "gpu_names": [] if job.cpu else [names[gpu] for gpu in share],
-        "processor": run_directory.processor(environment, max(job.gpus, 1) * job.nodes),
+        "processor": run_directory.processor(environment, max(job.gpus, 1)),
         "flags": job.extra_flags,
         "config": job.config,
         "starts_from": initial_checkpoint(job),

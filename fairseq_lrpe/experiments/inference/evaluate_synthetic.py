@@ -1,7 +1,7 @@
 """Evaluate a language model on the synthetic problem of its training.
 
-Each evaluation, NAME:SIZE=N,.., has its own sizes of the problem, or NAME: for those of the training, and
-with split=valid the sequences with which training is validated instead of those for tests. Its results are
+Each evaluation, NAME:SIZE=N,.., has its own sizes of the problem, or NAME: for those of the training. With
+split=valid, it has validation sequences instead of test sequences (not addition and index). Its results are
 written to the JSON file OUT/problems-NAME.json, as {"measured": {METRIC: VALUE, ..}}:
 
   addition, index: "correct" results of "problems", "accuracy" (percentage of correct answer characters

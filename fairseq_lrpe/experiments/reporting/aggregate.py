@@ -170,9 +170,9 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 
 def _state(records):
     """Returns the state of the run that got furthest, for a cell without a value; "-" without runs."""
-    readable = [record for record in records if record.state != "damaged"]
+    readable = [record for record in records if record.problem is None]
     if not readable:
-        return "damaged" if records else "-"
+        return records[0].state if records else "-"
     furthest = max(readable, key=lambda record: (record.state == "running", record.reached))
     return "not measured" if furthest.state == "finished" else furthest.describe_state()
 

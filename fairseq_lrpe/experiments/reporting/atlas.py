@@ -53,7 +53,7 @@ VOCABULARY = 120  # number of tokens of the corpus of the perplexities, wikitext
 DRAWS = 16  # number of random vectors over which initial weights are averaged
 NORMS = {
     "denominator": "Divides by the sum of the weights.",
-    "content": "Divides by the sum of the weights before q and k are encoded, with the decay.",
+    "content": "Divides by the sum of the weights of the unencoded q and k, including a decay.",
     "layernorm": "Applies a LayerNorm instead of dividing by the sum of the weights.",
 }
 

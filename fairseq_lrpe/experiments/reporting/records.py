@@ -51,6 +51,7 @@ class RunRecord:
     settings: dict = field(default_factory=dict)  # content of run.json
     evaluation: dict = field(default_factory=dict)  # content of evaluation.json
     problem: str | None = None
+    is_outdated: bool = False  # whether the problem is that the training has other settings than configs
     kind: Kind | None = None
     updates: int | None = None  # planned number of updates
     reached: int | None = None  # completed number of updates
@@ -74,9 +75,9 @@ class RunRecord:
 
     @cached_property
     def state(self) -> str:
-        """One of "finished", "running", "stopped", "failed" and "damaged"."""
+        """One of "finished", "running", "stopped", "failed", "damaged" and "other settings"."""
         if self.problem is not None:
-            return "damaged"
+            return "other settings" if self.is_outdated else "damaged"
         if is_locked(self.folder):
             return "running"
         if "finished" in self.evaluation:
@@ -85,8 +86,8 @@ class RunRecord:
 
     def describe_state(self) -> str:
         """Returns how far the run got, such as "stopped at 40 of 100", or why it cannot be read."""
-        if self.state == "damaged":
-            return f"damaged: {self.problem}"
+        if self.problem is not None:
+            return f"{self.state}: {self.problem}"
         if self.state == "running":
             return f"running {self.reached}/{self.updates}"
         if self.state != "finished" and self.reached < self.updates:
@@ -292,10 +293,8 @@ def with_current_settings(
             now = configured.get(record.run)
             differences = different_settings(record.compared_settings(), now)
             if "" in differences:
-                problem = (
-                    f"the settings in configs have changed since ({'; '.join(differences[''])}): run it again"
-                )
-                record = replace(record, problem=problem, measured={}, curve={})
+                problem = "; ".join(differences[""])
+                record = replace(record, problem=problem, is_outdated=True, measured={}, curve={})
             elif differences:
                 differences = {part: texts for part, texts in differences.items() if part in now}
                 kept = {name: of for name, of in record.measured.items() if name not in differences}

@@ -34,7 +34,7 @@ from fairseq_lrpe.experiments.reporting.tables import (
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
 
-STATES = ("finished", "running", "stopped", "failed", "damaged", "not started")
+STATES = ("finished", "running", "stopped", "failed", "damaged", "other settings", "not started")
 EXPLANATIONS = {
     r"^-$": "“-”: there is no number, because the paper has none, or because no run has measured it yet.",
     r"\(\d+\)$": "The number of seeds is in brackets. The standard deviation over the seeds is after “±”.",
@@ -45,11 +45,13 @@ EXPLANATIONS = {
     "command resumes the training.",
     r"^not measured$": "“not measured”: the training is finished, but this number is missing.",
     r"^damaged$": "“damaged”: the files of the runs cannot be read.",
+    r"^other settings$": "“other settings”: the runs were trained with settings other than the table's.",
     r"diverged": "“diverged”: the number is infinite or NaN.",
 }
 """{regular expression of cells of a table: explanation below a table with such a cell}"""
 PROBLEMS = {
     "damaged": "Damaged: the files cannot be read, and the runs count as missing in tables",
+    "other settings": "Other settings: configs has changed since, and the runs count as missing in tables",
     "failed": "Failed: the last command ended with an error",
     "stopped": "Stopped: the same command resumes the training",
 }

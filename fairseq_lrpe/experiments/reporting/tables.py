@@ -34,7 +34,10 @@ def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
         print(f"results: {message}", file=sys.stderr)
     if all(record.problem is not None for record in found.values()):
         example = results / str(table.runs()[0])
-        raise UserError(f"{results} has no run of the table {table.name!r} at this scale, such as {example}")
+        wrong = f"{results} has no run of the table {table.name!r} at this scale"
+        if found:
+            raise UserError(f"{wrong} with these settings: pass the KEY=VALUE of its runs")
+        raise UserError(f"{wrong}, such as {example}")
     return found
 
 
@@ -46,17 +49,20 @@ def table_records(table: Table, records: Iterable[RunRecord]) -> dict[Run, RunRe
 
 
 def omissions(records: Iterable[RunRecord]) -> Iterator[str]:
-    """Yields which runs a table omits or shows in part, and why."""
+    """Yields the runs whose numbers a table does not show, and why."""
     found = {}
     for record in records:
-        if record.problem is not None:
-            found.setdefault(("counted as missing", record.problem), []).append(record.folder)
-        elif record.omitted:
-            reason = f"evaluated with other settings: {'; '.join(record.omitted)}"
-            found.setdefault(("with omitted numbers", reason), []).append(record.folder)
-    for (what, reason), folders in found.items():
-        runs = "1 run" if len(folders) == 1 else f"{len(folders)} runs"
-        yield f"{runs} {what}{', such as' if len(folders) > 1 else ':'} {folders[0]} ({reason})"
+        if record.is_outdated:
+            reason = f"trained with other settings ({record.problem})"
+        elif record.problem is not None:
+            reason = f"the files cannot be read ({record.problem})"
+        else:
+            reason = f"evaluated with other settings ({'; '.join(record.omitted)})"
+        if record.problem is not None or record.omitted:
+            found.setdefault(reason, []).append(record.folder)
+    for reason, folders in found.items():
+        runs = f"{folders[0]} and {len(folders) - 1} more runs" if len(folders) > 1 else folders[0]
+        yield f"numbers of {runs} are not shown: {reason}"
 
 
 def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
@@ -97,7 +103,7 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
     if len(paired):
         title = f"Measured difference to {base} of the same attention, paired by seed: mean "
         title += "[95% confidence interval, Student t] (common seeds)"
-        title += ", including the worst ones" * table.settings.drop_worst
+        title += ", without leaving out the worst" * table.settings.drop_worst
         yield Section(title, _grid(paired, lambda cell: {"": renderers.format_difference(cell)}))
     elif base:
         needed = f"a seed that {base} and another method of the same attention have finished"

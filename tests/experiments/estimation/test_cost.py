@@ -37,6 +37,7 @@ def flops_of_baddbmm(total, a, b, **_):
         ("lm", "softmax_lm_xl", 128),  # products with distances
         ("lm", "softmax_lm_path", 128),
         ("roberta", "linear_roberta_spe", 128),
+        ("roberta", "softmax_roberta_deberta --mask-decoder --token-positions none", 128),
         ("transformer", "linear_transformer_base", 32),
         ("classifier", "linear_classifier_rope", 1100),  # recomputes the encoding
         ("vit", "linear_vit_rope_mixed", 128),
@@ -64,7 +65,7 @@ def test_a_training_step(family, arch, length):
     lengths = {"lm": ["tokens_per_sample"], "roberta": ["tokens_per_sample", "max_positions"]}
     lengths |= {"transformer": ["max_source_positions", "max_target_positions"], "vit": ["image_size"]}
     flags += as_flags(dict.fromkeys(lengths.get(family, ["max_positions"]), length))
-    words = ["fairseq-train", "data", "--task", TASKS[family], "--arch", arch, *flags]
+    words = ["fairseq-train", "data", "--task", TASKS[family], "--arch", *arch.split(), *flags]
     labels = {"classifier": 2, "vit": 1000}.get(family, 0)
     types = () if family == "vit" else (TYPES - (family == "roberta"),) * len(parts)
     built = cost.build(tuple(map(str, words)), Corpus(types, labels))

@@ -133,6 +133,21 @@ def test_schedule_that_depends_on_the_updates_starts_from_scratch(start, schedul
     assert start().startswith(message if depends else "extending: ")
 
 
+@pytest.mark.parametrize("memory, iterations, empty", [
+    ({"memory": "hidden", "memory_length": 8}, 4, False),
+    ({"memory": "state", "memory_length": 0}, 4, False),
+    ({"memory": "state", "memory_length": 0}, 0, True),  # the end of an epoch
+    ({"memory": "hidden", "memory_length": 0}, 4, True),
+])  # fmt: skip
+def test_memory_that_the_checkpoint_lacks_starts_from_scratch(start, memory, iterations, empty):
+    changed = state(start.short)
+    changed["cfg"]["task"] |= {"_name": "memory_lm"} | memory
+    changed["extra_state"]["train_iterator"]["iterations_in_epoch"] = iterations
+    torch.save(changed, start.short / "checkpoints/checkpoint_last.pt")
+    message = f"not extending a shorter run: {start.short} ends within an epoch"
+    assert start().startswith("extending: " if empty else message)
+
+
 def test_incomplete_shorter_run(start):
     last = start.short / "checkpoints/checkpoint_last.pt"
     whole = last.read_bytes()

@@ -180,7 +180,7 @@ def test_records_of_changed_experiments_are_omitted(folder, records, tmp_path, m
     assert not fairseq_lrpe.load_results(records)["problem"].any()
     path.write_text(path.read_text().replace("lr: 5e-3", "lr: 6e-3"))
     loaded = fairseq_lrpe.load_results(records)
-    assert set(loaded["state"]) == {"damaged"} and loaded["value"].isna().all()
+    assert set(loaded["state"]) == {"other settings"} and loaded["value"].isna().all()
     assert "in configs have changed since" in loaded["problem"].iloc[0]
     assert "no run of the table" in call(records, "--table", "tmlr_table2", "--scale", "mini").stderr
     code, [line] = check(folder, records)

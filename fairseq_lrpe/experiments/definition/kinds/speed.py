@@ -57,7 +57,8 @@ class Speed(Kind):
         cfg, run, precision = job.cfg, job.run, job.precision
         method = canonical(reference(job))
         other = Run(run.experiment, run.attention, method, run.seed)
-        other = other.changed(job.experiment.changes_for(method))
+        grid = {key: text for key, text in run.changes if key in cfg.grid}
+        other = other.changed(job.experiment.changes_for(method) | grid)
         out = job.folder / f"speed-{name}.json"
         settings = {
             "batch_size": cfg.batch.total,

@@ -3,6 +3,7 @@
 import json
 import math
 from types import SimpleNamespace
+from typing import Literal
 
 from pydantic import PositiveInt
 
@@ -15,6 +16,7 @@ from fairseq_lrpe.utils.files import REPOSITORY
 
 
 class SyntheticEvaluation(Evaluation):
+    split: Literal["valid", "test"]
     # Sizes in place of those in training, for problems in which only answers are predicted.
     num_items: PositiveInt | None = None
     min_items: PositiveInt | None = None
