@@ -54,14 +54,16 @@ def install_torch(version):
 
 
 def stale_folder():
-    """Returns the folder of the Python that the programs of the environment start, or None if it is ENV's own.
+    """Returns the folder of Python in the programs of the environment, or None if it is the environment's.
 
-    pip writes its absolute path into torchrun, fairseq-train and others, which fail after the checkout was moved.
+    pip writes the absolute path into torchrun, fairseq-train and others, which fail after a move.
     """
     for program in (ENV / "bin/torchrun", ENV / "bin/fairseq-train"):
         head = program.read_text().split("\n", 2)[:2] if program.exists() else []
         # A path with spaces is in the second line, after #!/bin/sh.
-        found = re.search(r'^#!(?:/bin/sh\n.*")?(/[^"\n]*)/python[\d.]*(?:"|$)', "\n".join(head), re.MULTILINE)
+        found = re.search(
+            r'^#!(?:/bin/sh\n.*")?(/[^"\n]*)/python[\d.]*(?:"|$)', "\n".join(head), re.MULTILINE
+        )
         if found and not (os.path.exists(found[1]) and os.path.samefile(found[1], PYTHON.parent)):
             return found[1]
 
@@ -107,7 +109,7 @@ def main():
     if is_users and current not in (None, version):
         raise RuntimeError(f"{ENV} has torch {current} instead of {version}: deactivate this environment")
     if stale:
-        print(f"{ENV} is built again: the checkout was moved or copied, and its programs start Python in {stale}")
+        print(f"{ENV} is built again: it was moved or copied, and its programs start Python in {stale}")
         current = None
     print(f"torch {version} in {ENV}")
     if not options.dry_run:

@@ -225,8 +225,8 @@ def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
 def _compose_batches_of_first_epoch(get_batch_iterator, self, dataset, *args, seed=1, epoch=1, **kwargs):
     """Composes the batches in a resumed training as in the first epoch.
 
-    fairseq newer than 0.12.2 composes batches once per process, with a seed that depends on the epoch in which
-    it starts. An uninterrupted training uses the batches of epoch 1 in another order.
+    fairseq composes batches once per process; after version 0.12.2, with a seed that depends on the epoch in
+    which it starts. An uninterrupted training uses the batches of epoch 1 in another order.
     """
     is_cached = (
         is_fairseq_command()
@@ -243,8 +243,8 @@ def _compose_batches_of_first_epoch(get_batch_iterator, self, dataset, *args, se
 
 @cache
 def _seeds_by_epoch(get_batch_iterator):
-    """Returns whether batches are composed with --seed plus the epoch; in fairseq 0.12.2, it is --seed alone."""
-    # The version does not tell: builds from fairseq's repository are 0.12.2, too. getsource follows __wrapped__.
+    """Returns whether batches are composed with the seed plus the epoch; fairseq 0.12.2 omits the epoch."""
+    # fairseq changed this between releases, so versions do not tell. getsource unwraps patched functions.
     return "seed + epoch" in inspect.getsource(get_batch_iterator)
 
 

@@ -1,5 +1,6 @@
 """Interrupted and distributed training equals that of one uninterrupted process."""
 
+import inspect
 import signal
 import subprocess
 import time
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fairseq.data import FairseqDataset
 from fairseq.data.data_utils import numpy_seed
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
@@ -42,30 +44,44 @@ def test_resuming_in_a_later_epoch_gives_same_parameters(number, workers, train,
     assert_same_weights(whole, stopped)
 
 
-def newer_batches(self, dataset, seed=1, epoch=1):
+class RandomOrder(FairseqDataset):
+    def __len__(self):
+        return 99
+
+    def ordered_indices(self):
+        return np.random.permutation(99)
+
+    def num_tokens(self, index):
+        return 1
+
+
+def newer_iterator(self, dataset, seed=1, epoch=1, **kwargs):
     with numpy_seed(seed + epoch):
-        return SimpleNamespace(order=np.random.permutation(dataset).tolist())
+        return SimpleNamespace(frozen_batches=[dataset.ordered_indices()])
 
 
-def older_batches(self, dataset, seed=1, epoch=1):  # fairseq 0.12.2
+def older_iterator(self, dataset, seed=1, epoch=1, **kwargs):  # fairseq 0.12.2
     with numpy_seed(seed):
-        return SimpleNamespace(order=np.random.permutation(dataset).tolist())
+        return SimpleNamespace(frozen_batches=[dataset.ordered_indices()])
 
 
-@pytest.mark.parametrize("original", [newer_batches, older_batches])
-def test_every_version_composes_the_batches_of_the_first_epoch(original, monkeypatch):
+@pytest.mark.parametrize(
+    "original", [newer_iterator, older_iterator, inspect.unwrap(FairseqTask.get_batch_iterator)]
+)
+def test_batches_of_a_later_epoch_are_those_of_the_first_in_every_version(original, monkeypatch):
     monkeypatch.setattr(patches, "is_fairseq_command", lambda: True)
-    task = SimpleNamespace(cfg=SimpleNamespace(), can_reuse_epoch_itr=lambda dataset: True)
-    first, resumed = (
-        patches._compose_batches_of_first_epoch(original, task, 99, seed=1, epoch=epoch) for epoch in (1, 4)
-    )
-    assert first.order == resumed.order == original(task, 99).order
 
+    class Task(FairseqTask):
+        get_batch_iterator = original
 
-def test_source_of_the_installed_version_is_found():
-    with_version = {True: newer_batches, False: older_batches}
-    used = patches._seeds_by_epoch(FairseqTask.get_batch_iterator)  # through the patches that wrap it
-    assert used == patches._seeds_by_epoch(with_version[used])
+    def batches(epoch):
+        iterator = Task(SimpleNamespace()).get_batch_iterator(RandomOrder(), max_sentences=4, epoch=epoch)
+        return [list(batch) for batch in iterator.frozen_batches]
+
+    first = batches(epoch=1)
+    for patch in (patches._keep_last_batch, patches._compose_batches_of_first_epoch):
+        patches._wrap(Task, "get_batch_iterator", patch)
+    assert batches(epoch=1) == batches(epoch=4) == first
 
 
 @pytest.mark.parametrize(

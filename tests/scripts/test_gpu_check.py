@@ -10,7 +10,7 @@ from support.tiny import REPOSITORY
 
 @pytest.fixture
 def gpu_check(tmp_path):
-    """Returns ``gpu_check(*arguments)``, which runs a copy of the script in the folder ``tmp_path / "here"``."""
+    """Returns ``gpu_check(*arguments)``, which runs a copy of the script in the folder "here"."""
     shutil.copytree(REPOSITORY / "scripts", tmp_path / "root/scripts")
     (tmp_path / "root/scripts/setup_env.sh").write_text("")
     (tmp_path / "env/bin").mkdir(parents=True)
@@ -50,4 +50,6 @@ def test_folder(arguments, folder, gpu_check, tmp_path):
     logs = tmp_path / folder
     assert "--length 4096 --batch-size 1 -- --fp16\n" in (logs / "train-fp16-4096.log").read_text()
     assert f"--results {logs}/results seeds=[1]\n" in (logs / "roper.log").read_text()
-    assert "roper: finished before" in gpu_check(*(argument.format(tmp_path) for argument in arguments)).stdout
+    assert (
+        "roper: finished before" in gpu_check(*(argument.format(tmp_path) for argument in arguments)).stdout
+    )

@@ -80,6 +80,6 @@ def check(job, settings: dict, shorter: Path, updates: int) -> None:
     # An epoch starts with an empty memory.
     if has_memory and checkpoint["extra_state"]["train_iterator"]["iterations_in_epoch"]:
         raise UserError(
-            f"{shorter} ends within an epoch, and checkpoints do not contain its memory: extend a run that ends "
+            f"{shorter} ends within an epoch, and its checkpoint lacks the memory: extend a run that ends "
             "with an epoch"
         )

@@ -19,7 +19,7 @@ from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.blocks import render
 from fairseq_lrpe.experiments.reporting.records import MEASUREMENTS, POINTS, RUN, WEIGHTS, machine, row_key
 from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
-from fairseq_lrpe.experiments.reporting.tables import table_sections
+from fairseq_lrpe.experiments.reporting.tables import omissions, table_sections
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import output_folder, write_atomic
 
@@ -234,12 +234,10 @@ def page(folder: Path) -> str:
     It has the number of recorded runs of all tables, and a section for each table that has recorded runs or a
     commentary, notes/TABLE.md in the folder. Other files in notes are sections of their own with a heading.
     """
-    recorded = {}
-    for record in records.read_recorded(folder):
-        if record.problem is None:
-            recorded[record.run] = record
-        else:
-            print(f"results: {record.run} is omitted: {record.problem}", file=sys.stderr)
+    read = records.read_recorded(folder)
+    recorded = {record.run: record for record in read if record.problem is None}
+    for message in omissions(read):
+        print(f"results: {message}", file=sys.stderr)
     notes = {path.stem: path.read_text().strip() for path in sorted((folder / "notes").glob("[!.]*.md"))}
     others = [text for name, text in notes.items() if name not in tables()]
     coverage, sections = [], []
