@@ -39,9 +39,9 @@ for dtype in float32 float16 bfloat16; do
 done
 
 lm=(linear_lm_base linear_lm_rope linear_lm_tmlr_type1 softmax_lm_base softmax_lm_rope transformer_lm)
-# The six models stay in memory. About 12 GB in all: 8.5 GB for 6 models x 70 million parameters (50,265 types) x 20 bytes
-# (weights and gradients in half and in full precision, Adam's two averages), 2.5 GB for 4,096 tokens x 50,265 logits x
-# 12 bytes (logits and their gradients, both in half and in full precision), and 1 GB for other activations.
+# The six models stay in memory, about 12 GB in all: 8.5 GB for 6 models x 70 million parameters (50,265 types) x 20 bytes
+# (weights and gradients in half and in full precision, Adam's averages), 2.5 GB for 4,096 tokens x 50,265 logits x
+# 12 bytes (logits and their gradients, both in half and in full precision), and about 1 GB for other activations.
 for length in 512 4096; do
   sizes=(--rounds 20 --length "$length" --batch-size $((4096 / length)))
   step "train-fp16-$length" lrpe bench train "${lm[@]}" "${sizes[@]}" -- --fp16

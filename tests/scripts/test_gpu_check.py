@@ -45,11 +45,10 @@ def test_usage(arguments, code, gpu_check, tmp_path):
     (["{}/logs"], "logs"),
 ])  # fmt: skip
 def test_folder(arguments, folder, gpu_check, tmp_path):
-    done = gpu_check(*(argument.format(tmp_path) for argument in arguments))
+    arguments = [argument.format(tmp_path) for argument in arguments]
+    done = gpu_check(*arguments)
     assert done.returncode == 0, done.stderr
     logs = tmp_path / folder
     assert "--length 4096 --batch-size 1 -- --fp16\n" in (logs / "train-fp16-4096.log").read_text()
     assert f"--results {logs}/results seeds=[1]\n" in (logs / "roper.log").read_text()
-    assert (
-        "roper: finished before" in gpu_check(*(argument.format(tmp_path) for argument in arguments)).stdout
-    )
+    assert "roper: finished before" in gpu_check(*arguments).stdout

@@ -111,6 +111,7 @@ def test_a_moved_environment_is_built_again(head, setup_env, tmp_path):
     (tmp_path / "calls").unlink()
     for name, text in (("pip", FAKE_PIP), ("ensurepip", "")):  # for the new environment
         (tmp_path / "fakes" / name).mkdir(parents=True)
+        (tmp_path / "fakes" / name / "__init__.py").touch()  # takes precedence over the real one
         (tmp_path / "fakes" / name / "__main__.py").write_text(text)
     done = setup_env(PYTHONPATH=str(tmp_path / "fakes"))
     assert done.stdout.startswith(reason) and done.stdout.endswith(f"environment ready: {tmp_path}/.venv\n")
