@@ -222,14 +222,8 @@ class Experiment:
         other = self.other(name)
         return other.runs(run.attention, run.method, other.cfg.seeds[:1])[0]
 
-    def start_name(self, run: Run) -> str | None:
-        """Returns ``starts_from``, or the run from which a run starts if overrides select another one."""
-        start = self.starts_from(run)
-        is_other = isinstance(start, Run) and self.shared and start != self._configured.starts_from(run)
-        return str(start) if is_other else self.cfg.starts_from
-
     @cached_property
-    def _configured(self):
+    def without_overrides(self) -> "Experiment":
         return self.load(self.name)
 
     def needs(self, run: Run) -> list[Run]:

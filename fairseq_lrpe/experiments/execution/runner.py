@@ -84,11 +84,12 @@ class Job:
     @cached_property
     def start_name(self) -> str | None:
         """``starts_from`` of the YAML file, or the checkpoint or run that overrides select instead."""
-        if isinstance(start := self.experiment.starts_from(self.run), Path):
-            configured = Experiment.load(self.run.experiment)
-            is_same = replace(self, experiment=configured).starts_from == start
-            return (configured if is_same else self.experiment).cfg.starts_from
-        return self.experiment.start_name(self.run)
+        if (start := self.experiment.starts_from(self.run)) is None:
+            return None
+        configured = self.experiment.without_overrides
+        if replace(self, experiment=configured).starts_from == self.starts_from:
+            return configured.cfg.starts_from
+        return str(start) if isinstance(start, Run) else self.experiment.cfg.starts_from
 
     @property
     def kind(self) -> Kind:

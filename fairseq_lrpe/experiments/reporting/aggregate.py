@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,8 +27,6 @@ class Measured:
     values: dict[int, float]  # {seed: value}
     planned: int
     records: list[RunRecord] = field(default_factory=list)  # started runs
-    lengths: list[tuple] = field(default_factory=list)  # of the measured trainings, of each part
-    is_apart: bool = False  # whether the length differs from the column's most frequent one
 
 
 def measuring_runs(cell: Cell, records: Mapping[Run, RunRecord]) -> list[Run]:
@@ -58,8 +55,7 @@ def _measure(cell, records):
     started = {seed: records[run] for seed, run in runs.items() if run in records}
     values = {seed: record.value(cell.evaluation, cell.metric) for seed, record in started.items()}
     values = {seed: value for seed, value in values.items() if value is not None}
-    lengths = _lengths(started[seed] for seed in values)
-    return Measured(values, len(runs), list(started.values()), [lengths])
+    return Measured(values, len(runs), list(started.values()))
 
 
 def _combine(cell, parts):
@@ -71,8 +67,7 @@ def _combine(cell, parts):
         values = {seed: best((x for x in of if x == x), default=math.nan) for seed, of in values.items()}
     else:
         values = {seed: statistics.fmean(of) for seed, of in values.items()}
-    lengths, is_apart = [part.lengths[0] for part in parts], any(part.is_apart for part in parts)
-    return Measured(values, min(part.planned for part in parts), [], lengths, is_apart)
+    return Measured(values, min(part.planned for part in parts))
 
 
 def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
@@ -83,30 +78,21 @@ def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
     - mean, std, seeds: mean and sample standard deviation over the seeds that are measured
     - state: the number of seeds, or how far the runs got
     - chosen: the changes of the chosen trial
-    - lengths, started_lengths: lengths of the trainings that are measured, and of all that were started
-    - is_apart: whether the length differs from the column's most frequent one; such a cell has no rank
+    - length, unit: planned length of the trainings that are measured, if it is the same
+    - started_lengths: planned lengths of all trainings that were started
     - is_best, paper_is_best, paper_rank, rank: among the rows of the same attention
     - difference, low, high, common_seeds: mean difference to the baseline over the common seeds with its 95%
-      confidence interval (Student t), and the number of these seeds, if both have the same length
+      confidence interval (Student t), and the number of these seeds
     """
-    found, columns = {}, {}
-    for cell in table.cells:
-        if not cell.parts:
-            one = found[id(cell)] = _measure(cell, records)
-            columns.setdefault(cell.column, []).append(one)
-    for cells in columns.values():
-        usual = Counter(one.lengths[0] for one in cells if len(one.lengths[0]) == 1).most_common(1)
-        for one in cells:
-            one.is_apart = one.lengths[0] != () and [one.lengths[0]] != [length for length, _ in usual]
+    found = {id(cell): _measure(cell, records) for cell in table.cells if not cell.parts}
     found |= {id(x): _combine(x, [found[id(part)] for part in x.parts]) for x in table.cells if x.parts}
     lines = []
     for cell in table.cells:
-        one, base, other = found[id(cell)], table.baseline(cell), {}
-        if base is not None and found[id(base)].lengths == one.lengths and set(map(len, one.lengths)) == {1}:
-            other = found[id(base)].values
+        one, base = found[id(cell)], table.baseline(cell)
+        other = {} if base is None else found[id(base)].values
         lines.append(_summarize_cell(cell, one) | difference(one.values, other))
     summary = pd.DataFrame(lines)
-    summary["is_ranked"] = summary["mean"].map(math.isfinite) & ~summary["is_apart"]
+    summary["is_ranked"] = summary["mean"].map(math.isfinite)
     _add_ranks(summary)
     return summary
 
@@ -134,8 +120,8 @@ def _summarize_cell(cell, measured):
     mean, std = mean_and_std(values[:-1] if cell.drop_worst and len(values) > 2 else values)
     state = f"{len(values)}" if len(values) == measured.planned else f"{len(values)} of {measured.planned}"
     paper, paper_std = cell.published or (None, None)
-    lengths = sorted({x for part in measured.lengths for x in part}, key=lambda length: length[::-1])
     with_value = [x for x in measured.records if x.run.seed in measured.values]
+    lengths = _lengths(with_value)
     signatures = (x.measured[cell.evaluation].get(f"{cell.metric}_signature") for x in with_value)
     return {
         "attention": cell.attention,
@@ -152,12 +138,10 @@ def _summarize_cell(cell, measured):
         "seeds": len(values),
         "state": state if values else _state(measured.records),
         "chosen": with_value[0].changes if cell.trials and with_value else None,
-        "lengths": tuple(lengths),
         "length": lengths[0][0] if len(lengths) == 1 else math.nan,
         "unit": lengths[0][1] if len(lengths) == 1 else None,
         "started_lengths": _lengths(measured.records),
         "signatures": tuple(dict.fromkeys(filter(None, signatures))),
-        "is_apart": measured.is_apart,
         "decimals": (cell.kind or Kind).decimals.get(cell.metric, 2),
     }
 

@@ -257,7 +257,7 @@ def configured_settings(
                 evaluations = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
                 settings[key] = job.config, evaluations
             config, evaluations = settings[key]
-            config = config | {"starts_from": experiments[name].start_name(run)}
+            config = config | {"starts_from": Job(experiments[name], run, Path()).start_name}
             found[run] = compared(config, run.method, evaluations)
     return found
 

@@ -84,14 +84,7 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
     """Yields the parts of a printed table: lines of text, and sections."""
     yield from _heading(table, summary)
     ours = measured_name(table)
-    lengths = _lengths_apart(summary)
-    rows = zip(summary["attention"], summary["row"], strict=True)
-    labels = [f"{row[1]}, {lengths[row]}" if row in lengths else row[1] for row in rows]
-    summary = summary.assign(label=labels)
     yield Section("", _values(summary, ours))
-    if lengths:
-        rows = "; ".join(f"{attention} {row} ({length})" for (attention, row), length in lengths.items())
-        yield f"Trained for a different length, and therefore not compared with the other rows: {rows}."
     if summary["rank"].notna().any():
         yield Section("Ranks among the methods that have both numbers (1 is best)", _ranks(summary, ours))
     elif summary["paper"].notna().any():
@@ -141,24 +134,16 @@ def _heading(table, summary):
     )
 
 
-def _lengths_apart(summary):
-    """Returns {(attention, row): training lengths as text} of rows whose length is not that of most rows."""
-    apart = summary[summary["is_apart"]].groupby(["attention", "row"], sort=False)["lengths"]
-    return {key: describe_lengths(sorted({x for cell in cells for x in cell})) for key, cells in apart}
-
-
 def _grid(cells: pd.DataFrame, texts: Callable) -> pd.DataFrame:
     """Returns a DataFrame with one line per row of the table, and one column per table column and suffix.
 
     Args:
-        cells: lines of ``summarize`` with the column ``label``, the name of the row.
+        cells: lines of ``summarize``.
         texts: function that returns {suffix of the heading: text} of a cell.
     """
     rows = {}
     for cell in cells.itertuples():
-        row = rows.setdefault(
-            (cell.attention, cell.label), {"attention": cell.attention, "method": cell.label}
-        )
+        row = rows.setdefault((cell.attention, cell.row), {"attention": cell.attention, "method": cell.row})
         for suffix, text in texts(cell).items():
             row[heading(cell.column) + (suffix and f" ({suffix})")] = text
     return pd.DataFrame(list(rows.values())).fillna("-")
@@ -187,7 +172,7 @@ def format_published(mean: float, std: float) -> str:
 
 def _ranks(summary, ours):
     """Returns the ranks as text; the last row of each attention has Spearman's ρ."""
-    ranked = summary[summary["rank"].notna()].assign(label=summary["row"])
+    ranked = summary[summary["rank"].notna()]
     frame = _grid(ranked, lambda cell: {"paper": f"{cell.paper_rank:g}", ours: f"{cell.rank:g}"})
     correlations, groups = aggregate.rank_correlations(ranked), []
     for attention, rows in frame.groupby("attention", sort=False):

@@ -1,5 +1,7 @@
 """Experiments: their YAML files and overrides, runs, and commands that match the papers."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from fairseq import options, tasks
@@ -203,7 +205,7 @@ def test_fine_tuning_starts_from_one_pretraining_for_all_seeds():
         [run, *_] = experiment.runs("linear", "rope", [2])
         expected = "/".join(filter(None, ("roberta/mini/linear_rope", start, "seed-1")))
         assert str(experiment.starts_from(run)) == expected
-        assert experiment.start_name(run) == (expected if start else "roberta/mini")
+        assert Job(experiment, run, Path()).start_name == (expected if start else "roberta/mini")
 
 
 def test_fine_tuning_needs_the_pretraining():
