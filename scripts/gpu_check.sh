@@ -16,6 +16,7 @@ out=${1:-$root/results/gpu_check}
 cd "$root" || exit
 mkdir -p "$out"
 failed=()
+trap 'exit 130' INT # bash would continue with the next step, because Python handles the signal itself
 
 step() { # NAME COMMAND...: writes the output of a command to a log, unless the log is complete
   local log=$out/$1.log name=$1
@@ -33,7 +34,7 @@ step() { # NAME COMMAND...: writes the output of a command to a log, unless the 
 }
 
 step machine nvidia-smi
-step tests python -m pytest -m gpu -q tests/test_gpu.py
+step tests python -m pytest -m gpu -q -n 8 tests/test_gpu.py # each process compiles kernels
 for dtype in float32 float16 bfloat16; do
   step "attention-$dtype" lrpe bench linear-attention --dtype "$dtype" --plot "$out/$dtype.png"
 done
@@ -47,10 +48,10 @@ for length in 512 4096; do
   step "train-fp16-$length" lrpe bench train "${lm[@]}" "${sizes[@]}" -- --fp16
 done
 step train-bf16 lrpe bench train "${lm[@]:0:5}" --rounds 20 --length 512 --batch-size 8 -- --bf16
-step generate lrpe bench generate "${lm[@]}" --length 1024
+step generate lrpe bench generate "${lm[@]}" --length 512 --rounds 3
 
 results=$out/results
-step roper lrpe table roper --results "$results" "seeds=[1]"
+step roper lrpe table roper --jobs 4 --results "$results" "seeds=[1]"
 step iclr_table2 lrpe table iclr_table2 --scale small --results "$results"
 step tmlr_table5 lrpe table tmlr_table5 --scale small --results "$results"
 

@@ -6,6 +6,7 @@ relative to the largest value.
 
 import copy
 import os
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,6 +25,20 @@ pytestmark = [
 if torch.cuda.is_available():
     # Triton's kernels then multiply float32 without TF32. They read the variable when they are compiled.
     os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def two_configurations():
+    """Tries two configurations of each kernel; compiling up to 48 for each shape would take minutes."""
+    autotuner = pytest.importorskip("triton.runtime.autotuner").Autotuner
+    prune = autotuner.prune_configs
+
+    def two(*args):
+        return sorted(prune(*args), key=lambda config: abs(config.num_warps - 4))[:2]
+
+    with patch.object(autotuner, "prune_configs", two):
+        yield
+
 
 HALF = {torch.float16: 2**-9, torch.bfloat16: 2**-6}
 """Bounds of errors that are due to rounding gradients of q, k and v to half precision."""

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from fairseq_lrpe.attention.base import STATE_REMEDY, SelfAttention, append_rows, select_rows
 from fairseq_lrpe.encodings import Encoding, prepare_scores
-from fairseq_lrpe.ops.autograd import recompute
+from fairseq_lrpe.ops.autograd import KeepLayout, apply, recompute
 
 _CAUSAL_BLOCK_SIZE = 128
 """Approximate number of queries per block in causal attention whose scores are modified by the encoding."""
@@ -123,6 +123,9 @@ class SoftmaxAttention(SelfAttention):
             ):
                 v = F.pad(v, (0, q.size(-1) - width))
             o = F.scaled_dot_product_attention(q, k, v, **mask, dropout_p=dropout, scale=encoding.scale)
+            # On an H200 (torch 2.11), torch's attention had wrong gradients for RoPER in bfloat16, the only
+            # encoding whose gradient of o has another memory layout than o.
+            o = apply(KeepLayout, o) if q.is_cuda else o
             return encoding.decode_output(o[..., :width], context)
         masked = mask.get("attn_mask")
         if scores is None:

@@ -33,6 +33,23 @@ def recompute(function: Callable, *args, **options):
     return checkpoint(function, *args, use_reentrant=False, **options)
 
 
+class KeepLayout(torch.autograd.Function):
+    """Returns its input, and gives the gradient the memory layout of the input."""
+
+    @staticmethod
+    def plain(x):
+        return x.view_as(x)
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.strides = x.stride()
+        return KeepLayout.plain(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g if g.stride() == ctx.strides else g.new_empty_strided(g.shape, ctx.strides).copy_(g)
+
+
 def needs_plain_backward() -> bool:
     """Returns whether the gradients of a backward pass are themselves differentiated or batched."""
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or is_transformed())

@@ -9,7 +9,7 @@ from torch.func import grad, hessian, jvp, vmap
 from fairseq_lrpe.encodings.cope import CoPE
 from fairseq_lrpe.encodings.liere import _MatrixExponential
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
-from fairseq_lrpe.ops.autograd import apply
+from fairseq_lrpe.ops.autograd import KeepLayout, apply
 from fairseq_lrpe.ops.linear_attention.fla import _FirstOrder
 from fairseq_lrpe.ops.permutation import permute_features
 from fairseq_lrpe.ops.relative import relative_shift
@@ -48,6 +48,7 @@ FUNCTIONS = {
     "relative_shift": lambda x: relative_shift(x, 2),
     "permute_features": lambda x: permute_features(x, PERMUTATION),
     "matrix_exp": lambda x: apply(_MatrixExponential, x @ x.mT),
+    "keep_layout": lambda x: apply(KeepLayout, x.sin()),
     "cope": cope,
     "bidirectional": attention(causal=False),
     "causal": attention(causal=True),
@@ -76,6 +77,16 @@ def test_transforms_of_torch_func(name):
     assert_same(vmap(grad(loss))(x), expected)
     assert_same(jvp(loss, (x[0],), (direction,))[1], (expected[0] * direction).sum())
     assert_same(hessian(loss)(x[0]), torch.autograd.functional.hessian(loss, x[0]), 1e-8)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
+def test_gradients_keep_the_layout(order):
+    x = randn(2, 3, 4, 5).permute(order).requires_grad_()
+    strides, weights = [], randn(*x.shape, seed=1)
+    y = apply(KeepLayout, x * 1)
+    y.grad_fn.next_functions[0][0].register_prehook(lambda g: strides.append(g[0].stride()))
+    assert_same(torch.autograd.grad((y * weights).sum(), x)[0], weights)
+    assert strides == [y.stride()]
 
 
 def test_kernels_without_second_derivatives_raise():

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
@@ -36,6 +37,10 @@ _CPU_ELEMENTS = 2**18
 """Number of elements of q processed at once on a CPU, which fit a core's cache."""
 _GPU_ELEMENTS = 2**24
 """Number of elements of q processed at once on other devices, which they fill."""
+_CHUNKS_PER_BLOCK = 128
+"""Number of chunks whose updates are summed by one matrix product on other devices."""
+_MIN_CHUNKS = 16
+"""Number of chunks up to which one addition for each needs fewer operations than the matrix product."""
 
 
 def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
@@ -273,27 +278,62 @@ class _Part:
         """
         total = total[self.sequences, self.heads]
         updates = updates.unflatten(0, self.shape)
-        totals = torch.empty_like(updates)
         factors = weights.state, weights.read, weights.update
         decay, read, update = (x.mT if x is not None and total.size(-2) == 1 else x for x in factors)
         if backwards:
             read, update = update, read
         if update is not None:
             updates.mul_(update)
-        # One addition per chunk is faster than cumsum, which reads and writes element by element.
-        steps = [totals.unbind(2), updates.unbind(2)]
         if decay is not None:
-            steps.append(decay.expand(*decay.shape[:-3], self.chunks, -1, -1).unbind(-3))
-        if backwards:
-            steps = [step[::-1] for step in steps]
-        rows = steps[0]
-        rows[0].copy_(total)
-        for row, update, *decays, next_row in zip(*steps, (*rows[1:], total), strict=True):
-            if decays:
-                torch.addcmul(update, row, *decays, out=next_row)
-            else:
-                torch.add(row, update, out=next_row)
+            decay = decay.expand(*decay.shape[:-3], self.chunks, -1, -1)
+        few = updates.device.type == "cpu" or self.chunks <= _MIN_CHUNKS
+        scan = _scan_by_chunk if few else _scan_by_block
+        totals = scan(total, updates, decay, backwards)
         return (totals if read is None else totals.mul_(read)).flatten(0, 2)
+
+
+def _scan_by_chunk(total, updates, decay, backwards):
+    """Computes :meth:`_Part.scan` for updates (sequences, H, chunks, d, dv), with one addition per chunk.
+
+    On a CPU, this is faster than cumsum, which reads and writes element by element.
+    """
+    totals = torch.empty_like(updates)
+    steps = [x.unbind(-3)[:: -1 if backwards else 1] for x in (totals, updates, decay) if x is not None]
+    rows = steps[0]
+    rows[0].copy_(total)
+    for row, update, *decays, next_row in zip(*steps, (*rows[1:], total), strict=True):
+        if decays:
+            torch.addcmul(update, row, *decays, out=next_row)
+        else:
+            torch.add(row, update, out=next_row)
+    return totals
+
+
+def _scan_by_block(total, updates, decay, backwards):
+    """Computes :meth:`_Part.scan` with one matrix product per block of chunks.
+
+    On a GPU, an addition for one chunk takes less time than its start.
+    """
+    parts, totals = [x.split(_CHUNKS_PER_BLOCK, dim=-3) for x in (updates, decay) if x is not None], []
+    for block, *decays in list(zip(*parts, strict=True))[:: -1 if backwards else 1]:
+        if decays:  # a decay that is rounded to 0 counts as the smallest number
+            logs = decays[0].clamp(min=torch.finfo(block.dtype).tiny).log().flatten(-2)
+        else:
+            logs = block.new_zeros(block.size(2), 1)
+        # Differences of sums; (.., K, 1 + chunks), where K is 1 or the number of features.
+        c = F.pad(to_float64(logs.mT).cumsum(-1), (1, 0))
+        if backwards:
+            weights, first = (c[..., None, :-1] - c[..., None]).to(block).exp().triu(), c[..., -1:] - c
+        else:
+            weights, first = (c[..., None] - c[..., None, 1:]).to(block).exp().tril(-1), c
+        first = first.to(block).exp()
+        shape = logs.size(-1), -1
+        sums = weights @ block.flatten(3).unflatten(3, shape).transpose(2, 3)
+        sums.addcmul_(first[..., None], total.flatten(2).unflatten(2, shape).unsqueeze(3))
+        sums = sums.transpose(2, 3).flatten(3).unflatten(3, total.shape[2:])
+        totals.append(sums[:, :, 1:] if backwards else sums[:, :, :-1])
+        total.copy_(sums[:, :, 0] if backwards else sums[:, :, -1])
+    return torch.cat(totals[:: -1 if backwards else 1], dim=2)
 
 
 class _ChunkCausal(torch.autograd.Function):

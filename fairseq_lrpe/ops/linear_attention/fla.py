@@ -1,10 +1,12 @@
 """Causal linear attention through the Triton kernels of flash-linear-attention (the extra ``gpu``)."""
 
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward
 from fairseq_lrpe.ops.linear_attention.chunk import chunk
@@ -12,6 +14,8 @@ from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, upda
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
 """Lowest compute capability that Triton supports."""
+MIN_WIDTH = 16
+"""Smallest number of columns of a block that Triton multiplies."""
 
 
 def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
@@ -22,9 +26,12 @@ def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tens
     decay for every element of q. A learned constant decay is repeated for every position, because the kernels
     do not return the gradient of a constant one.
 
-    Bidirectional attention, a single query, an empty batch, and transforms of ``torch.func`` are computed by
-    ``chunk`` instead. The kernels ignore ``chunk_size``, and have no second derivatives. They multiply
-    float32 in TF32 on GPUs that support it, unless the environment variable TRITON_F32_DEFAULT=ieee is set.
+    ``chunk`` computes what the kernels cannot: bidirectional attention, a single query, an empty batch,
+    transforms of ``torch.func``, decays of fewer than 16 features or with fewer than 16 values (Triton
+    multiplies blocks of at least 16), and on Hopper GPUs with Triton 3.4.0 to 3.7.0, decays of heads that
+    vary or are learned, whose gradients are wrong there. The kernels ignore ``chunk_size``, and have no
+    second derivatives. They multiply float32 in TF32 on GPUs that support it, unless the environment variable
+    TRITON_F32_DEFAULT=ieee is set.
 
     Raises:
         ValueError: if the kernels are not installed or cannot run on this device, or for float64.
@@ -34,9 +41,27 @@ def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tens
         raise ValueError(f"backend 'fla' needs {reason}: use backend 'chunk'")
     if not fla_supports(q, k, v):
         raise ValueError("backend 'fla' does not support float64 for q, k or v: use backend 'chunk'")
-    if is_transformed() or not args.causal or q.size(-2) < 2 or q.size(0) == 0:
+    if is_transformed() or not _can_compute(q, v, args):
         return chunk(q, k, v, args)
     return _causal(q, k, v, args)
+
+
+def _can_compute(q, v, args):
+    if not args.causal or q.size(-2) < 2 or q.size(0) == 0:
+        return False
+    if args.log_decay is None:
+        return True
+    if args.log_decay.size(-1) > 1:
+        return min(q.size(-1), v.size(-1)) >= MIN_WIDTH
+    is_gate = args.log_decay.dim() > 2 or args.log_decay.requires_grad
+    return not (is_gate and _gates_have_wrong_gradients(q.device))
+
+
+@cache
+def _gates_have_wrong_gradients(device):
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    return "3.4.0" <= TorchVersion(import_module("triton").__version__) < "3.7.1"
 
 
 @cache  # called by every layer in every step

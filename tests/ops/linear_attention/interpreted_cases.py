@@ -10,6 +10,7 @@ from importlib import import_module
 
 import pytest
 import torch
+import triton
 from support.linear_results import positive, random_inputs, results
 from support.tensors import randn, with_gradients
 from triton.runtime import interpreter
@@ -165,12 +166,45 @@ def test_float64_is_not_supported():
 
 @pytest.mark.parametrize("decay", ["none", "weak", "feature"])
 def test_auto_selects_the_kernels(decay, launched):
-    q, k, v = (torch.rand(1, 2, 5, 4) for _ in range(3))
-    options = {"causal": True, "normalize": True, "log_decay": DECAYS[decay](4)}
+    q, k, v = (torch.rand(1, 2, 5, 16) for _ in range(3))
+    options = {"causal": True, "normalize": True, "log_decay": DECAYS[decay](16)}
     linear_attention(q.double(), k, v, **options)
     assert not launched
     linear_attention(q, k, v, **options)
     assert launched
+
+
+@pytest.mark.parametrize("d, dv", [(15, 16), (16, 1)])
+def test_narrow_features_with_decays(d, dv, launched):
+    check(random_inputs(5, 5, d, dv), "feature", learned=True)
+    assert not launched
+
+
+@pytest.mark.parametrize("capability, version, works", [
+    ((8, 0), "3.6.0", True),
+    ((9, 0), "3.3.1", True),
+    ((9, 0), "3.4.0", False),
+    ((9, 0), "3.7.0", False),
+    ((9, 0), "3.10.0", True),
+    ((10, 0), "3.6.0", True),
+])  # fmt: skip
+def test_gates_on_hopper_gpus(capability, version, works, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(triton, "__version__", version)
+    assert FLA._gates_have_wrong_gradients.__wrapped__(torch.device("cuda")) != works
+
+
+@pytest.mark.parametrize("decay, learned, uses_kernels", [
+    ("none", False, True),
+    ("weak", False, True),
+    ("weak", True, False),
+    ("gates", True, False),
+    ("feature", True, True),
+])  # fmt: skip
+def test_wrong_gradients_of_gates(decay, learned, uses_kernels, launched, monkeypatch):
+    monkeypatch.setattr(FLA, "_gates_have_wrong_gradients", lambda device: True)
+    check(random_inputs(5, 5, 16, 16), decay, learned)
+    assert bool(launched) == uses_kernels
 
 
 @pytest.mark.parametrize("name, norm", [
@@ -188,14 +222,14 @@ def test_module(name, norm, launched):
 
     The layer is the second of four, in which all of these encodings decay.
     """
-    ours = LinearAttention(24, 2, name, causal=True, layer=2, layers=4, linear_norm=norm, backend="fla")
+    ours = LinearAttention(32, 2, name, causal=True, layer=2, layers=4, linear_norm=norm, backend="fla")
     exact = copy.deepcopy(ours).double()
     exact.backend = "reference"
     mask = torch.zeros(2, 18, dtype=torch.bool)
     mask[0, 15:] = True
 
     def trained(module, dtype):
-        x, memory = (x.to(dtype).requires_grad_() for x in (randn(2, 18, 24), randn(2, 7, 24, seed=1)))
+        x, memory = (x.to(dtype).requires_grad_() for x in (randn(2, 18, 32), randn(2, 7, 32, seed=1)))
         first, state = module(memory, return_state=True)
         after = module(x, state=module.restart_positions(state))
         outputs = module(x, key_padding_mask=mask), module(x, memory=memory), after, first
@@ -203,7 +237,7 @@ def test_module(name, norm, launched):
 
     assert_close(trained(ours, torch.float32), trained(exact, torch.float64))
     assert launched
-    x, state, outputs = randn(2, 24, 24), None, []
+    x, state, outputs = randn(2, 24, 32), None, []
     with torch.no_grad():
         for part in x.split([18, 1, 1, 4], dim=1):
             out, state = ours.eval()(part.float(), state=state, return_state=True)

@@ -1,5 +1,7 @@
 """Tests the chunk backend and products with decays: the reference, precision, memory layout, errors."""
 
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from unittest.mock import patch
 
 import pytest
@@ -12,11 +14,19 @@ from support.tensors import assert_same
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.decay import decayed_products, gated_block_size
 
-CPU_ELEMENTS = "fairseq_lrpe.ops.linear_attention.causal._CPU_ELEMENTS"
+CAUSAL_MODULE = import_module("fairseq_lrpe.ops.linear_attention.causal")
 CAUSAL = {"causal": True, "normalize": True}
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@contextmanager
+def scan_of_gpus(block=128):
+    """Lets CPUs sum the updates of ``block`` chunks at a time, as GPUs do; None changes nothing."""
+    replaced = {"_scan_by_chunk": CAUSAL_MODULE._scan_by_block, "_CHUNKS_PER_BLOCK": block}
+    with patch.multiple(CAUSAL_MODULE, **replaced) if block else nullcontext():
+        yield
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_chunk_matches_reference(data):
     n, before = data.draw(st.integers(1, 300), "length"), data.draw(st.sampled_from([0, 0, 1, 30]), "before")
@@ -38,7 +48,9 @@ def test_chunk_matches_reference(data):
     size = data.draw(st.sampled_from([None, 1, 7, 16, 64]), "chunk size")
     # Elements processed at once: one chunk of one sequence, some chunks, or all.
     elements = data.draw(st.sampled_from([1, 500, 2000, 2**18]), "elements")
-    with patch(CPU_ELEMENTS, elements):
+    # Chunks whose updates are summed at a time, or one after the other.
+    block = data.draw(st.sampled_from([None, 1, 3, 128]), "block")
+    with patch.object(CAUSAL_MODULE, "_CPU_ELEMENTS", elements), scan_of_gpus(block):
         actual = results(inputs, backend="chunk", chunk_size=size, **options)
     assert_same(actual, results(inputs, backend="reference", **options))
 
@@ -91,17 +103,30 @@ def test_half_precision_against_float64(shape, dtype):
     assert all(error <= 1e-4 for error in errors[6:])
 
 
+@pytest.mark.parametrize("features", [(), (8,)], ids=["head", "features"])
+def test_scan_after_strong_decays(features):
+    inputs = {name: torch.rand(1, 2, 4096, 8) for name in "qkv"}
+    inputs["log_decay"] = torch.full((1, 2, 4096, *features), -1e-4)
+    inputs["log_decay"][:, :, :2048] = -2.0  # their sum is -4096, where float32 has steps of 0.0005
+    exact = results({name: x.double() for name, x in inputs.items()}, backend="chunk", **CAUSAL)
+    with scan_of_gpus():
+        ours = results(inputs, backend="chunk", **CAUSAL)
+    assert max(relative_errors(ours[:6], exact[:6])) <= 1e-5
+
+
 @pytest.mark.parametrize(
     "decay",
     [None, [-1e-5, -700.0], [[-1e-5, -1e-3, -0.01, -0.1, -0.5, -1.0, -2.0, -3.0]]],
     ids=["plain", "decay", "features"],
 )
-def test_100_000_tokens(decay):
+@pytest.mark.parametrize("block", [None, 128])
+def test_100_000_tokens(decay, block):
     inputs = {name: torch.rand(1, 2, 100_000, 8) for name in "qkv"}
     if decay:
         inputs["log_decay"] = torch.tensor(decay)
-    actual = results(inputs, backend="chunk", **CAUSAL)
     exact = results({name: x.double() for name, x in inputs.items()}, backend="chunk", **CAUSAL)
+    with scan_of_gpus(block):
+        actual = results(inputs, backend="chunk", **CAUSAL)
     assert all(error <= 1e-4 for error in relative_errors(actual, exact))  # false for NaN
 
 
