@@ -12,8 +12,8 @@ from support.tiny import REPOSITORY
 def gpu_check(tmp_path):
     """Returns ``gpu_check(*arguments)``, which runs a copy of the script in the folder "here".
 
-    With ``interrupts=True``, the first Python program sends SIGINT to all processes, as Ctrl-C does, and handles
-    it itself.
+    With ``interrupts=True``, the first Python program sends SIGINT to all processes, as Ctrl-C does, and
+    handles it itself.
     """
     shutil.copytree(REPOSITORY / "scripts", tmp_path / "root/scripts")
     (tmp_path / "root/scripts/setup_env.sh").write_text("")
@@ -63,4 +63,4 @@ def test_folder(arguments, folder, gpu_check, tmp_path):
 
 def test_interrupt(gpu_check, tmp_path):
     assert gpu_check("logs", interrupts=True).returncode == 130
-    assert {path.name for path in (tmp_path / "here/logs").iterdir()} == {"machine.log", "tests.log.part"}
+    assert {path.name for path in (tmp_path / "here/logs").iterdir()} <= {"machine.log", "tests.log.part"}
