@@ -7,11 +7,13 @@ template is ``atlas.html.jinja``.
 import inspect
 import math
 import re
+import statistics
 from collections import defaultdict
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
 
+import pandas as pd
 import torch
 from markupsafe import Markup, escape
 
@@ -63,6 +65,7 @@ def render(results: Path) -> str:
     runs = {record.run: record for record in read_runs(results) if record.problem is None}
     shown = {name: Table(name, "mini") for name in TABLES}
     numbers, columns = _numbers(shown, runs)
+    depths = _needles_by_depth(shown["needle"], runs)
     [experiment] = shown["extrapolation"].experiments.values()
     cfg, entries, places = experiment.cfg, [], _tables_by_method()
     trained = {(run.attention, run.method): of for run, of in read_weights(results, runs).items()}
@@ -79,6 +82,7 @@ def render(results: Path) -> str:
     entries += [_position_entry(name, shown["extrapolation"], cfg.train) for name in TOKEN_POSITIONS]
     for entry in entries:
         entry.numbers = {x: numbers[x, entry.name] for x in entry.attentions if (x, entry.name) in numbers}
+        entry.depths = {x: depths[x, entry.name] for x in entry.attentions if (x, entry.name) in depths}
     rows = [(entry, attention) for entry in entries for attention in entry.numbers]
     rows.sort(key=lambda row: _value(row[0].numbers[row[1]].get("perplexity 16 ×")))
     return blocks.render(
@@ -126,6 +130,20 @@ def _numbers(shown, runs):
             row = rows[cell.attention, cell.row]
             found.setdefault((cell.attention, entry_name(row)), {})[column] = text, mean
     return found, list(columns)
+
+
+def _needles_by_depth(table, runs):
+    """Returns {(attention, name): percentages of needles found, by quarter of the text and column}."""
+    names, found = {(row.attention, row.row): entry_name(row) for row in table.rows}, defaultdict(dict)
+    for cell in table.cells:
+        records = [runs[run] for run in cell.runs if run in runs]
+        quarters = [
+            [record.value(cell.evaluation, f"quarter_{n}") for n in range(1, 5)] for record in records
+        ]
+        if quarters := [of for of in quarters if None not in of]:
+            means = list(map(statistics.fmean, zip(*quarters, strict=True)))
+            found[cell.attention, names[cell.attention, cell.row]][cell.column] = means
+    return {key: pd.DataFrame(by_column, index=range(1, 5)) for key, by_column in found.items()}
 
 
 def entry_name(row: Row) -> str:

@@ -106,6 +106,19 @@ def test_numbers(path):
     assert cards.split('id="card-learned"')[1].split("</section>")[0].count(">–<") == 2 * 4
 
 
+def test_needles_by_depth(tmp_path):
+    measured = {}
+    for run in Experiment.load("synthetic_lm/needle_mini").runs("softmax", "rope", [1, 2]):
+        rates = {("test_x1", f"quarter_{n}"): 10 * n + run.seed for n in range(1, 5)}
+        measured[run] = {**rates, ("test_x1", "exact"): 26.5, ("test_x2", "exact"): 1.5}
+    write_records(tmp_path, measured, "synthetic_lm")
+    text = atlas.render(tmp_path)
+    assert text.count('class="heat"') == 1
+    card = text.split('id="card-rope"')[1].split("</section>")[0].split('class="heat"')[1]
+    cells = re.findall('quarter (.)</th>\\s*<td style="--rate: (.+?)">(.+?)</td>\\s*</tr>', card)
+    assert cells == [("1", "11.5", "12"), ("2", "21.5", "22"), ("3", "31.5", "32"), ("4", "41.5", "42")]
+
+
 def test_answers():
     """The answers are those that the recorded numbers give, computed anew."""
     frame = pd.concat(pd.read_csv(path) for path in (RECORDED / "measurements").glob("*.csv"))
