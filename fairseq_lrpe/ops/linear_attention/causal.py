@@ -224,10 +224,12 @@ class _Part:
 
     def read(self, x, dtype=None, weight=None):
         """Returns weight ∘ this part of x (B, H, L, d) as (sequences·H·chunks, size, d)."""
-        if weight is None:
-            return self.view(x).flatten(0, 2).to(dtype or x.dtype)
-        rows = torch.empty(self.view(x).shape, dtype=dtype, device=x.device)
-        return torch.mul(self.view(x), weight, out=rows).flatten(0, 2)
+        view, dtype = self.view(x), dtype or x.dtype
+        if weight is None and dtype == x.dtype:
+            return view.flatten(0, 2)
+        rows = torch.empty(view.shape, dtype=dtype, device=x.device)
+        rows = rows.copy_(view) if weight is None else torch.mul(view, weight, out=rows)
+        return rows.flatten(0, 2)
 
     def write(self, x, rows, weight=None):
         """Writes weight ∘ rows (sequences·H·chunks, size, d) into this part of x (B, H, L, d)."""
