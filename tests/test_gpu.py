@@ -6,6 +6,8 @@ relative to the largest value.
 
 import copy
 import os
+from importlib import import_module
+from importlib.util import find_spec
 from unittest.mock import patch
 
 import pytest
@@ -30,7 +32,10 @@ if torch.cuda.is_available():
 @pytest.fixture(autouse=True, scope="module")
 def two_configurations():
     """Tries two configurations of each kernel; compiling up to 48 for each shape would take minutes."""
-    autotuner = pytest.importorskip("triton.runtime.autotuner").Autotuner
+    if not find_spec("triton"):
+        yield
+        return
+    autotuner = import_module("triton.runtime.autotuner").Autotuner
     prune = autotuner.prune_configs
 
     def two(*args):
