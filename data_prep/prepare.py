@@ -99,7 +99,7 @@ def locked(folder: Path) -> Iterator[None]:
 def parser(corpus: Corpus) -> ArgumentParser:
     made = ArgumentParser(
         prog=f"lrpe prepare {corpus.name}",
-        description=inspect.getdoc(corpus),
+        description=inspect.getdoc(corpus).replace("``", "`"),
         formatter_class=RawDescriptionHelpFormatter,
     )
     made.add_argument("--from", dest="source", type=path_arg, metavar="PATH", help=corpus.accepts)

@@ -1,12 +1,18 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from unittest.mock import patch
 
 import pytest
 import torch
 from support import tiny
 from support.forks import Forks
+
+# The import of submitit closes the streams of all log handlers. The handler of absl, which rouge-score
+# imports, would then close the file to which pytest captures stderr.
+with suppress(ImportError):
+    import submitit  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,7 @@ import re
 import pytest
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from support.commands import SHORT_TRAINING, assert_resumes, generated_lines, sizes
-from support.labelled_data import write_text_dataset
+from support.labeled_data import write_text_dataset
 from support.tiny import BIN, PLUGIN, preprocess, run_command, write_text
 
 import fairseq_lrpe.models  # noqa: F401  (for safe loading of checkpoints)
@@ -24,7 +24,7 @@ MODELS = {  # {architecture: (data, flags of the task and the model)}
     "softmax_lm_xl": ("text", [*BLOCKS, "memory_lm", "--streams", 8, *DECODER]),
     "linear_roberta_tmlr_type2": ("text", [*BLOCKS, "masked_lm", "--criterion", "masked_lm", *ENCODER]),
     "softmax_transformer_shaw": ("pairs", ["--task", "translation", *ENCODER, *DECODER]),
-    "linear_classifier_rope": ("labelled", ["--task", "classification", *ENCODER]),
+    "linear_classifier_rope": ("labeled", ["--task", "classification", *ENCODER]),
     "softmax_question_generator_gcdf": (
         "questions",
         ["--task", "question_generation", *ENCODER, "--decoder-attention-heads", 2],
@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
     for bin, suffix, more in (("text", ".txt", ["--only-source"]), ("pairs", "", ["-s", "a", "-t", "b"])):
         prefixes = [x for s in ("train", "valid", "test") for x in (f"--{s}pref", folder / f"{s}{suffix}")]
         preprocess(*more, *prefixes, "--destdir", folder / bin)
-    write_text_dataset(folder / "labelled")
+    write_text_dataset(folder / "labeled")
     return folder
 
 

@@ -12,8 +12,8 @@ from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, preprocess
 from data_prep.corpus import UNPACKED, Corpus, compared
 from data_prep.fetch import fetch, unpacked
-from data_prep.labelled import TRAIN_ROWS
-from data_prep.labelled_words import LabelledWords
+from data_prep.labeled import TRAIN_ROWS
+from data_prep.labeled_words import LabeledWords
 from data_prep.parallel import map_lines
 from data_prep.text_corpus import BytePairCorpus
 from data_prep.validation import usable_rows
@@ -81,7 +81,7 @@ class Glue(Tasks, BytePairCorpus):
         for column in columns(args.task, "train"):
             splits, dictionary = args.task.files, bpe / "dict.txt"
             if column == "label":
-                splits, dictionary = args.task.labelled, text / "labels.txt"
+                splits, dictionary = args.task.labeled, text / "labels.txt"
             if column == "label" and not args.task.labels:
                 (folder / column).mkdir()
                 for split in splits:
@@ -103,7 +103,7 @@ class Glue(Tasks, BytePairCorpus):
         print(f"ready: fairseq-train {args.out / 'bin'} {flags}")
 
 
-class GlueWords(Tasks, LabelledWords):
+class GlueWords(Tasks, LabeledWords):
     """GLUE tasks in words, for ``classification``, without STS-B, which has scores instead of classes.
 
     MNLI's valid and test are the matched sets, valid1 and test1 the mismatched ones. Test sets have no
@@ -112,7 +112,7 @@ class GlueWords(Tasks, LabelledWords):
 
     classified: ClassVar = [name for name, task in TASKS.items() if task.labels]
     paper: ClassVar = ["SST-2", "QNLI", "QQP", "MNLI"]
-    options: ClassVar = {**task_option(classified, paper), **LabelledWords.options}
+    options: ClassVar = {**task_option(classified, paper), **LabeledWords.options}
 
     def check(self, args):
         super().check(args)
@@ -123,7 +123,7 @@ class GlueWords(Tasks, LabelledWords):
 def columns(task: Task, split: str) -> list[str]:
     """Returns the names of the columns that :func:`rows` yields: input0, input1 of pairs, label if known."""
     inputs = [f"input{i}" for i in range(len(task.sentences))]
-    return [*inputs, "label"] if split in task.labelled else inputs
+    return [*inputs, "label"] if split in task.labeled else inputs
 
 
 def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterator:
@@ -134,10 +134,10 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
     """
     if not path.is_file():
         raise UserError(f"{path} is missing: this folder must have {', '.join(task.files.values())}")
-    lines, labelled = read_lines(path), split in task.labelled
-    has_header = not (labelled and task.header)
+    lines, labeled = read_lines(path), split in task.labeled
+    has_header = not (labeled and task.header)
     header = next(lines, "").split("\t") if has_header else task.header
-    names = [*task.sentences, task.label] if labelled else task.sentences
+    names = [*task.sentences, task.label] if labeled else task.sentences
     if missing := [name for name in names if name not in header]:
         raise UserError(f"{path} line 1 has no column {missing[0]}: pass the published file")
     columns_used = [header.index(name) for name in names]
@@ -150,9 +150,9 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
         for name, value in zip(task.sentences, values, strict=False):
             if not value.strip() and not task.empty:
                 raise UserError(f"has an empty {name}")
-        return [*values[:-1], label(values[-1], task)] if labelled else values
+        return [*values[:-1], label(values[-1], task)] if labeled else values
 
-    return usable_rows(lines, parse, path, start=1 + has_header, limit=limit, required=not labelled)
+    return usable_rows(lines, parse, path, start=1 + has_header, limit=limit, required=not labeled)
 
 
 def label(field: str, task: Task) -> str | float:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from data_prep.corpus import number
 from data_prep.fetch import files_of_tar
-from data_prep.labelled import TRAIN_ROWS, Labelled
+from data_prep.labeled import TRAIN_ROWS, Labeled
 from fairseq_lrpe.data.image_files import SUFFIXES, decode, is_image
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import visible_files
@@ -49,7 +49,7 @@ class ImageFile(NamedTuple):
 ImageFiles = dict[str, list[ImageFile]]
 
 
-class ClassFolders(Labelled):
+class ClassFolders(Labeled):
     """Labeled images, for the task ``image_classification``.
 
     They are read from a folder with {train,valid,test}/CLASS/*.jpg or other images (valid may be named val,

@@ -9,8 +9,8 @@ import numpy as np
 from data_prep.binarize import SPLITS
 from data_prep.corpus import Corpus
 from data_prep.fetch import SOURCES
-from data_prep.labelled import Labelled
-from data_prep.labelled_words import LabelledWords
+from data_prep.labeled import Labeled
+from data_prep.labeled_words import LabeledWords
 from data_prep.text_corpus import SentencePieceCorpus, nth_split, sentencepiece_option, write_splits
 from fairseq_lrpe.data.classified_text import BYTES
 from fairseq_lrpe.utils.errors import UserError
@@ -54,7 +54,7 @@ class Reviews(Corpus):
         return splits
 
 
-class ByBytes(Reviews, Labelled):
+class ByBytes(Reviews, Labeled):
     """Long-Range Arena's text classification, for ``classification``: whole IMDB reviews as bytes.
 
     As in LRA itself, the validation set is the test set, so the best checkpoint is selected on the test set.
@@ -70,7 +70,7 @@ class ByBytes(Reviews, Labelled):
             yield split, rows, len(found)
 
 
-class ByWords(Reviews, LabelledWords):
+class ByWords(Reviews, LabeledWords):
     """IMDB reviews (Maas et al. 2011) as words, for ``classification``, without <br /> tags.
 
     A tenth of the training reviews of each class is used for validation, 2,500 in total: those whose names

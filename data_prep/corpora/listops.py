@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from data_prep.labelled import Generated, numbers, rows_and_seed
+from data_prep.labeled import Generated, numbers, rows_and_seed
 from data_prep.parallel import ordered_map
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.classified_text import OPERATORS, split_expression

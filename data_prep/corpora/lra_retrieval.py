@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.binarize import SPLITS
-from data_prep.labelled import Labelled
+from data_prep.labeled import Labeled
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.classified_text import BYTES
 from fairseq_lrpe.utils.errors import UserError
@@ -25,7 +25,7 @@ TITLE = re.compile(rb"(?m)(?:\A|^ *\n)( = [^=\n].* = \n)(?= *\n)")  # title of a
 Pair = tuple[bytes, bytes, int]  # (first text, second text, label)
 
 
-class Papers(Labelled):
+class Papers(Labeled):
     """Long-Range Arena's Retrieval, for ``classification``: pairs of papers of the ACL Anthology Network.
 
     The label is whether one paper cites the other. Each line of the files

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from data_prep.cut import check_cut, cut, cut_option
 from data_prep.fetch import SOURCES
-from data_prep.labelled_words import LabelledWords
+from data_prep.labeled_words import LabeledWords
 from data_prep.validation import is_unicode, usable_rows
 from fairseq_lrpe.data.glue_tasks import THREE_WAY
 from fairseq_lrpe.utils.errors import UserError
@@ -17,7 +17,7 @@ KEYS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypothesis", "lab
 UNDECIDED = "-"
 
 
-class Snli(LabelledWords):
+class Snli(LabeledWords):
     """Natural language inference (SNLI, Bowman et al. 2015), for the task ``classification``.
 
     Pairs with the label "-", for which no majority of the annotators agrees, are skipped. --cut makes a small
@@ -29,7 +29,7 @@ class Snli(LabelledWords):
         f"of JSON lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])} (default: download it)"
     )
     options: ClassVar = {
-        **LabelledWords.options,
+        **LabeledWords.options,
         **cut_option(
             "numbers of rows of the splits, taken in this order from the single file given by --from",
             *("TRAIN", "VALID", "TEST"),
@@ -54,10 +54,10 @@ class Snli(LabelledWords):
 
 def pairs(path: Path) -> list[tuple[str, str, str]]:
     rows = [*usable_rows(read_lines(path), pair_of, path)]
-    labelled = [row for row in rows if row[-1] != UNDECIDED]
-    if undecided := len(rows) - len(labelled):
+    labeled = [row for row in rows if row[-1] != UNDECIDED]
+    if undecided := len(rows) - len(labeled):
         print(f"{path}: skipped {undecided:,} of {len(rows):,} pairs: they have no label")
-    return labelled
+    return labeled
 
 
 def pair_of(line: str) -> tuple[str, str, str]:

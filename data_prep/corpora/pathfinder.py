@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from scipy.ndimage import binary_dilation
 
 from data_prep.binarize import SPLITS
-from data_prep.labelled import BLOCK, Generated, numbers, rows_and_seed
+from data_prep.labeled import BLOCK, Generated, numbers, rows_and_seed
 from data_prep.parallel import ordered_map
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.errors import UserError

@@ -15,7 +15,7 @@ from data_prep.binarize import splits_in
 from data_prep.corpus import Corpus, compared, number
 from data_prep.cut import check_cut, cut, cut_option
 from data_prep.fetch import fetch
-from data_prep.labelled import dataset_builder
+from data_prep.labeled import dataset_builder
 from data_prep.parallel import progress
 from data_prep.validation import is_unicode
 from fairseq_lrpe.data.layout import PREPARATION, vocabulary_size

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from data_prep.binarize import SPLITS
-from data_prep.labelled_words import LabelledWords
+from data_prep.labeled_words import LabeledWords
 from data_prep.validation import check_parallel
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines
 
 
-class Sentences(LabelledWords):
+class Sentences(LabeledWords):
     """Your own labeled texts, or pairs of texts, split into words, for the task ``classification``.
 
     The folder given by --from must contain train.input0.txt with one text per line, train.label with one

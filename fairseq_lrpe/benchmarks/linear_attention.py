@@ -2,7 +2,7 @@
 
 Measures the time of forward and backward passes of causal attention, their peak memory, and the time of a
 decoding step after a prefix. Where the kernels of flash-linear-attention run, they are measured as well. With
-``--busy N``, the passes are measured again while N other processes keep CPU cores busy. For example:
+`--busy N`, the passes are measured again while N other processes keep CPU cores busy. For example:
 
   lrpe bench linear-attention --lengths 512 4096 --dtype bfloat16
 """

@@ -39,7 +39,7 @@ class Task:
         return [split for split in self.files if split.startswith("valid")]
 
     @property
-    def labelled(self) -> list[str]:
+    def labeled(self) -> list[str]:
         return ["train", *self.development]
 
 

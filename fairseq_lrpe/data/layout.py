@@ -41,10 +41,10 @@ def questions(splits: Iterable[str]) -> list[str]:
 
 def classified(splits: Iterable[str], inputs: int) -> list[str]:
     """Returns the files of labeled texts, ``inputs`` per row, for ``classification``."""
-    return ["dict.txt", *labelled(splits, inputs)]
+    return ["dict.txt", *labeled(splits, inputs)]
 
 
-def labelled(splits: Iterable[str], inputs: int = 1) -> list[str]:
+def labeled(splits: Iterable[str], inputs: int = 1) -> list[str]:
     """Returns the files of labeled inputs without a dictionary, as for ``image_classification``."""
     names = [f"{split}.input{i}" for split in splits for i in range(inputs)]
     return [METADATA, *binarized(names), *(f"{split}.label.npy" for split in splits)]

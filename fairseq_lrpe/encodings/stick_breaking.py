@@ -15,9 +15,10 @@ _EXCLUDED = -1e4
 class StickBreaking(Encoding):
     """Weights key j by σ(z_ij) Π_{j<l<i} (1 − σ(z_il)), with z_ij = q_i·k_j / √d (Tan et al. 2025).
 
-    There is no softmax: each key, from the nearest to the farthest, takes the share σ(z) of what is left of
-    1. The weights of a query sum to at most 1, and the rest is not used. Only keys before the query take
-    part, not its own, so that the output is 0 at the first position. Padding takes no share.
+    There is no softmax: key j receives the fraction σ(z_ij) of the weight that the keys between it and the
+    query have left of 1. The weights of a query sum to at most 1, and the rest is not used. Only keys before
+    the query receive weight, not its own, so that the output is 0 at the first position. Padding
+    receives none.
 
     The scores are the logarithms of the weights, computed by a sum over keys in at least float32. They take
     O(L² d) time. The encoding has no parameters.

@@ -123,8 +123,8 @@ class SyntheticLMTask(FairseqTask):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints training sequences of a synthetic problem."""
-    parser = ArgumentParser("lrpe synthetic", description=main.__doc__)
+    description = "Print training sequences of a synthetic problem."
+    parser = ArgumentParser("lrpe synthetic", description=description)
     parser.formatter_class = ArgumentDefaultsHelpFormatter
     parser.add_argument("problem", choices=PROBLEMS, help="kind of problem")
     parser.add_argument("--seed", type=min_int(1), default=1, help="seed of the training run")

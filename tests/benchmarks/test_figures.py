@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from support.labelled_data import random_texts, write_text_dataset
+from support.labeled_data import random_texts, write_text_dataset
 from support.tiny import REPOSITORY, run_here
 
 from fairseq_lrpe.benchmarks import figures

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_prep.labelled_words import with_vectors
+from data_prep.labeled_words import with_vectors
 from fairseq_lrpe.data import word_vectors
 
 LINES = ["the 0.1 -2e-3 3", "of 4 5 6", ". . . 7 8 9", "at name@domain.com 1 1 1", "été 1 2 3", "of 0 0 0"]

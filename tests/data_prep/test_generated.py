@@ -3,7 +3,7 @@
 import pytest
 from small_corpora import SPLITS, contents, prepare
 
-from data_prep import labelled
+from data_prep import labeled
 
 SMALL = {
     "listops": ["--depth", 4, "--length", 20, 100, "--rows", 800, 100, 100],
@@ -25,6 +25,6 @@ def test_bytes_depend_on_the_seed_but_not_on_the_number_of_processes(name, tmp_p
 
 
 def test_an_interruption_leaves_nothing(tmp_path, interrupt):
-    with interrupt(labelled, "write_dictionary"):
+    with interrupt(labeled, "write_dictionary"):
         prepare("listops", ["--out", tmp_path / "out", *SMALL["listops"]])
     assert not list(tmp_path.iterdir())

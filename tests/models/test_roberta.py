@@ -172,7 +172,7 @@ FINETUNING = (
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with bin, labelled sentences of "good" and "bad" in gpt2_bpe, and valid.txt."""
+    """A folder with bin, labeled sentences of "good" and "bad" in gpt2_bpe, and valid.txt."""
     folder, draw = tmp_path_factory.mktemp("data"), random.Random(0)
     pairs = folder / "gpt2_bpe"
     pairs.mkdir()

@@ -8,7 +8,7 @@ import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
 from PIL import Image
 
-from data_prep.labelled import write_dictionary, write_split
+from data_prep.labeled import write_dictionary, write_split
 
 
 def encode_image(values, kind="JPEG"):

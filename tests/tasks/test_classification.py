@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support import commands
 from support.commands import assert_error, assert_resumes, validated
-from support.labelled_data import WORDS, write_gray_image_dataset, write_text_dataset
+from support.labeled_data import WORDS, write_gray_image_dataset, write_text_dataset
 from support.tiny import run_here
 
 from fairseq_lrpe import load_model
@@ -39,7 +39,7 @@ def dataset_of(folder, split="valid", **cfg):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("labelled")
+    root = tmp_path_factory.mktemp("labeled")
     write_text_dataset(root / "one")
     write_text_dataset(root / "two", inputs=2, labels=3)
     write_gray_image_dataset(root / "pictures")

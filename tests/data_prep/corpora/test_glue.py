@@ -115,7 +115,7 @@ def test_tasks_are_prepared_in_words(name, tmp_path):
             for sentence, text in zip(given, texts, strict=True):
                 words = tokenize_penn(sentence).split()
                 assert text.split() == [word if word in known else "<unk>" for word in words]
-        assert [label for *_, label in rows] == (labels if split in task.labelled else [None] * len(rows))
+        assert [label for *_, label in rows] == (labels if split in task.labeled else [None] * len(rows))
 
 
 def test_each_task_is_prepared_once_and_from_one_source(tiny_bpe, in_process, tmp_path, capsys):

@@ -15,7 +15,7 @@ from scipy.io import savemat
 from small_corpora import contents, error_of, prepare, write_files, write_tar, write_zip
 from support.image_files import colored_image
 
-from data_prep import labelled
+from data_prep import labeled
 from data_prep.corpora.image_folders import DEVKIT, TRAIN, VALID, ImageFile
 from fairseq_lrpe.data.image_files import decode
 
@@ -144,7 +144,7 @@ def test_the_archives_of_imagenet(tmp_path):
 
 
 def test_archives_and_the_number_of_workers_make_no_difference(tmp_path, monkeypatch):
-    monkeypatch.setattr(labelled, "BLOCK", 2)
+    monkeypatch.setattr(labeled, "BLOCK", 2)
     found = files(valid=1)
     first = contents(run(write_files(tmp_path / "given", found), tmp_path / "one"))
     packed = write_tar(tmp_path / "given.tar.gz", dict(reversed(found.items())))

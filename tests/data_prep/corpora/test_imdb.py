@@ -22,7 +22,7 @@ OTHERS = ("aclImdb/train/unsup/0_0.txt", "aclImdb/README", "aclImdb/train/urls.t
 
 @pytest.fixture
 def archive(tmp_path):
-    return write_tar(tmp_path / "aclImdb.tar.gz", {**REVIEWS, **dict.fromkeys(OTHERS, b"not labelled")})
+    return write_tar(tmp_path / "aclImdb.tar.gz", {**REVIEWS, **dict.fromkeys(OTHERS, b"not labeled")})
 
 
 def by_bytes(folder, split):
@@ -80,15 +80,15 @@ def test_word_vectors_restrict_the_vocabulary(archive, tmp_path):
 
 
 def test_reviews_as_running_text(in_process, tmp_path, monkeypatch):
-    """Every distinct review is one line of one split; unlabelled reviews are in the training set, too."""
+    """Every distinct review is one line of one split; unlabeled reviews are in the training set, too."""
     monkeypatch.setattr(imdb, "EVERY", 5)
     words = ["--sentencepiece", 60, "--workers", 1]
-    unlabelled = {f"aclImdb/train/unsup/{i}_0.txt": f"Seen {i}<br />twice".encode() for i in range(8)}
+    unlabeled = {f"aclImdb/train/unsup/{i}_0.txt": f"Seen {i}<br />twice".encode() for i in range(8)}
     repeated = {
         "aclImdb/test/pos/99_9.txt": b"Seen 3 <br/> twice",
         "aclImdb/train/neg/98_1.txt": b"Seen  4 twice",
     }
-    reviews = REVIEWS | unlabelled | repeated
+    reviews = REVIEWS | unlabeled | repeated
     folder = write_files(tmp_path / "given", reviews)
     prepare("imdb_lm", ["--from", folder, "--out", tmp_path / "out", *words])
     texts = {split: (tmp_path / "out/text" / f"{split}.txt").read_text().splitlines() for split in SPLITS}

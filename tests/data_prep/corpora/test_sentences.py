@@ -1,4 +1,4 @@
-"""The user's own labelled texts and pairs of texts."""
+"""The user's own labeled texts and pairs of texts."""
 
 import pytest
 from small_corpora import classified, error_of, prepare, write_files

@@ -54,7 +54,7 @@ class Glue(Kind):
         return f"valid_{get_task(job.cfg.task).logged}"
 
     def evaluations(self, cfg):
-        splits = get_task(cfg.task).labelled  # only MNLI has the split valid1
+        splits = get_task(cfg.task).labeled  # only MNLI has the split valid1
         return {name: e for name, e in super().evaluations(cfg).items() if e["split"] in splits}
 
     def updates(self, cfg):

@@ -21,7 +21,7 @@ class ViT(Kind):
     curve = Curve("valid_accuracy", "validation accuracy", "higher")
 
     def data(self, cfg):
-        return [REPOSITORY / cfg.data / name for name in layout.labelled(self.splits(cfg))]
+        return [REPOSITORY / cfg.data / name for name in layout.labeled(self.splits(cfg))]
 
     def evaluate(self, job, name):
         entry = self.validate(job, name)

@@ -1,7 +1,7 @@
 """Classification: evaluation of a trained model, and choosing among options of an encoding."""
 
 import pytest
-from support.labelled_data import write_gray_image_dataset
+from support.labeled_data import write_gray_image_dataset
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from data_prep.binarize import splits_in
-from data_prep.labelled import TRAIN_ROWS, UNKNOWN, Labelled
+from data_prep.labeled import TRAIN_ROWS, UNKNOWN, Labeled
 from data_prep.parallel import map_lines, progress
 from fairseq_lrpe.data import word_vectors
 from fairseq_lrpe.data.penn_treebank import tokenize_penn
@@ -24,7 +24,7 @@ from fairseq_lrpe.utils.files import read_lines, write_lines
 MIN_COUNT = 4  # minimum number of occurrences in the training set
 
 
-class LabelledWords(Labelled):
+class LabeledWords(Labeled):
     options: ClassVar = {
         **TRAIN_ROWS,
         "--vectors": {

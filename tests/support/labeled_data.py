@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_prep.labelled import SPECIALS, write_dictionary, write_split
+from data_prep.labeled import SPECIALS, write_dictionary, write_split
 
 WORDS = [f"w{i}" for i in range(20)]
 TYPES = len(WORDS) + SPECIALS
@@ -31,15 +31,15 @@ def write_text_dataset(folder, splits=("train", "valid", "test"), count=24, **op
 
 
 def write_gray_image_dataset(folder, size=4, count=24):
-    """Writes a data set of random gray images, labelled "up" if the upper half is brighter, else "down"."""
+    """Writes a data set of random gray images, labeled "up" if the upper half is brighter, else "down"."""
     folder.mkdir()
     draw = np.random.default_rng(0)
     rows = {}
     for split in ("train", "valid", "test"):
         images = draw.integers(0, 256, (count, size, size))
         labels = images[:, : size // 2].mean((1, 2)) > images[:, size // 2 :].mean((1, 2))
-        labelled = [(x.ravel(), int(y)) for x, y in zip(images, labels, strict=True)]
-        rows[split] = write_split(folder, split, labelled, 256)
+        labeled = [(x.ravel(), int(y)) for x, y in zip(images, labels, strict=True)]
+        rows[split] = write_split(folder, split, labeled, 256)
     metadata = {"shape": [size, size], "pixels": {"mean": 127.5, "std": 127.5}}
     write_dictionary(folder, [str(i) for i in range(256)], ["down", "up"], rows, **metadata)
     return folder

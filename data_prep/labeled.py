@@ -28,7 +28,7 @@ UNKNOWN = -1  # index of an unknown word in the rows of a split
 TRAIN_ROWS = {"--train-rows": number("use only the first N rows of each training set")}
 
 
-class Labelled(Corpus):
+class Labeled(Corpus):
     """Base class of corpora for the tasks ``classification`` and ``image_classification``.
 
     ``types`` are the symbols of the dictionary without fairseq's special ones, or none if the inputs are the
@@ -94,7 +94,7 @@ class Labelled(Corpus):
         super().report(args)
 
 
-class Generated(Labelled):
+class Generated(Labeled):
     """Base class of corpora that are generated or, with --from, read from published files.
 
     The same options give the same bytes on every machine and with any number of processes. All options have
