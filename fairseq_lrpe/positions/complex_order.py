@@ -10,7 +10,7 @@ from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
 @register_position("complex_order")
 class ComplexOrder(AbsolutePosition):
-    """Maps word w at position k to r_w e^{i(ω_w k + θ_w)}, feature by feature (Wang et al., ICLR 2020).
+    """Maps word w at position k to r_w e^{i(ω_w k + θ_w)}, feature by feature (Wang et al. 2020).
 
     This is Eq. 12 of Su's survey (2021), "Complex-Valued", in the real form [Re, Im]: the two halves of x are
     r_w e^{iθ_w}, and the output is x rotated by ω_w k. The layers of the model are real, while those of the

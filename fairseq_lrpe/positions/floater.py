@@ -13,7 +13,7 @@ from fairseq_lrpe.positions.table import RecurrentTable
 
 @register_position("floater")
 class Floater(RecurrentTable):
-    """Adds p(k Δ) with dp/dt = h(p, t) and learned p(0) (Liu et al., ICML 2020; Su 2021, "Recurrent").
+    """Adds p(k Δ) with dp/dt = h(p, t) and learned p(0) (Liu et al. 2020; Su 2021, "Recurrent").
 
     h(p, t) is W₂ tanh(W₁ [p; t] + b₁) + b₂. The equation is solved by one step of the classic Runge–Kutta
     method from each position to the next. It is our choice to use tanh, the hidden width E, Δ = 0.1 and a
@@ -57,7 +57,7 @@ class Floater(RecurrentTable):
 
 @register_position("floater_every_layer")
 class FloaterEveryLayer(Floater):
-    """Adds p_n(k Δ) to the inputs of self-attention in layer n (Liu et al., ICML 2020).
+    """Adds p_n(k Δ) to the inputs of self-attention in layer n (Liu et al. 2020).
 
     The queries, keys and values of layer n are W (x + p_n(k Δ)) + b for the inputs x of attention, after the
     layer norm if it comes first, with dp_n/dt = h(p_n, t). All layers share h, and each has its own learned

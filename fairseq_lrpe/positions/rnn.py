@@ -13,7 +13,7 @@ class RNN(AbsolutePosition):
     """Replaces the embeddings by the states of a GRU that reads them.
 
     Su's survey of 2021 ("Recurrent") proposes a recurrent network before the first layer: it can count, so no
-    position embeddings are needed. Neishi and Yoshinaga (CoNLL 2019) use one in place of the positional
+    position embeddings are needed. Neishi and Yoshinaga 2019 use one in place of the positional
     encoding of a Transformer. The output at token i is
 
         h_i = GRU(x_i, h_{i−1}),  h_{−1} = 0
