@@ -16,7 +16,7 @@ class Convolution(AbsolutePosition):
         p_i = Σ_j w_j ⊗ x_{i−b+j},  0 ≤ j < k = 3,
 
     where x is 0 before the first token, after the last token and at padding, and b is (k−1)/2, or k − 1 if
-    causal. Islam et al. (ICLR 2020; Su 2021, "CNN-Style") found that convolutional networks derive
+    causal. Islam et al. 2020 (Su 2021, "CNN-Style") found that convolutional networks derive
     positions from this padding. A single layer distinguishes only the first b and the last k−1−b tokens from
     all others, and otherwise only represents the order of neighbors.
 
