@@ -282,7 +282,7 @@ def test_decay_is_at_most_1_and_only_causal(case):
     """Encodings that are not ``bidirectional`` are rejected in bidirectional attention."""
     encoding, bidirectional = build(case).encoding, case._replace(causal=False)
     decay = encoding.log_decay(Context(features=input_features(encoding, L)))
-    shapes = (H,), (H, D), (1, D), (1, H, L), (1, H, L, D)
+    shapes = (H,), (H, 1), (H, D), (1, D), (1, H, L), (1, H, L, D)
     assert decay is None or (decay.shape in shapes and (decay <= 0).all())
     if supports(bidirectional):
         assert build(bidirectional).encoding.log_decay() is None

@@ -128,9 +128,9 @@ class SelfAttention(nn.Module):
             The output (B, L, E), or a tuple of the output and the state if ``return_state``.
 
         Raises:
-            ValueError: if x or ``key_padding_mask`` has another shape, or the state is not one of this module
-                for this batch size, or for a ``position_index`` with ``memory``, ``state`` or
-                ``return_state``, or with an encoding that does not support it.
+            ValueError: if an argument has another shape, ``key_padding_mask`` is not boolean, or the state is
+                not one of this module for this batch size, or for a ``position_index`` with ``memory``,
+                ``state`` or ``return_state``, or with an encoding that does not support it.
         """
         if x.dim() != 3 or x.size(2) != self.embed_dim:
             raise ValueError(
@@ -143,6 +143,8 @@ class SelfAttention(nn.Module):
             self.encoding.check_positions("position_index")
         past, offset, inputs, feature_sum = state or AttentionState()
         keys = x if keys is None else keys
+        if keys.shape != x.shape:
+            raise ValueError(f"keys must have the shape {tuple(x.shape)} of x, not {tuple(keys.shape)}")
         parts = [keys] if memory is None else [memory, keys]
         q = self.split_heads(self.q_proj(x))
         # Projecting the memory separately avoids computing its gradient.
@@ -212,6 +214,8 @@ class SelfAttention(nn.Module):
         if padding is not None:
             x = x.masked_fill(padding[..., None], 0.0)
         inputs = x.new_zeros(len(x), length, x.size(2)) if inputs is None else inputs
+        if len(inputs) != len(x):
+            raise ValueError(f"the state has a batch of {len(inputs)}, not {len(x)}: {STATE_REMEDY}")
         x = torch.cat([inputs, x], dim=1)
         features = self.encoding.input_features(x)
         if padding is not None:
@@ -231,14 +235,18 @@ def append_rows(past: Tensor, order: Tensor | None, new: Tensor) -> Tensor:
     if order is None or past.requires_grad or new.requires_grad:
         return torch.cat([select_rows(past, order), new], dim=2)
     length = past.size(2)
-    out = new.new_empty(*new.shape[:2], length + new.size(2), new.size(3))
+    out = new.new_empty(*new.shape[:2], length + new.size(2), *new.shape[3:])
     torch.index_select(past, 0, order, out=out[:, :, :length])
     out[:, :, length:] = new
     return out
 
 
 def _check_mask(mask, batch, lengths):
-    """Raises a ValueError if a padding mask is not (batch, one of ``lengths``)."""
+    """Raises a ValueError if a padding mask is not boolean and (batch, one of ``lengths``)."""
+    if mask.dtype != torch.bool:
+        raise ValueError(
+            f"key_padding_mask must be torch.bool (True at padding), not {mask.dtype}: use mask.bool()"
+        )
     if mask.dim() != 2 or mask.size(0) != batch or mask.size(1) not in lengths:
         shapes = " or ".join(dict.fromkeys(str((batch, length)) for length in lengths))
         raise ValueError(f"key_padding_mask must have shape {shapes}, not {tuple(mask.shape)}")

@@ -17,7 +17,9 @@ def apply_encoding(
     attention, q and k are encoded after the feature map, and ``log_decay`` is an argument of
     :func:`fairseq_lrpe.ops.linear_attention`.
 
-    It takes about as long as ``encoding(q, k)``, however large the positions are.
+    It takes about as long as ``encoding(q, k)``, however large the positions are. Exceptions are ConvSPE,
+    which draws noise for each block that contains a position, and LieRE, which computes the exponential of a
+    matrix for each position.
 
     Args:
         encoding: the encoding. Its parameters are trained if it is a submodule of the model.
@@ -81,6 +83,10 @@ def attention_bias(
     at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
     if not q.size(2):
         return q.new_zeros(1, 1, 0, k.size(2))
+    if not encoding.uses_absolute_positions and at_k.numel():
+        # Scores depend on distances only, but tables of distances grow with the largest position.
+        first = min(int(at_q.min()), int(at_k.min()))
+        at_q, at_k, last = at_q - first, at_k - first, last - first
     indices = [PositionIndex(*row, last) for row in zip(at_q, at_k, strict=True)]
     u = encoding.query_bias
     content_bias = None if u is None else encoding.scale * (k @ u.unsqueeze(-1)).mT  # (B, H, 1, Lk)

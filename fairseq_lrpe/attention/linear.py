@@ -180,7 +180,11 @@ class LinearAttention(SelfAttention):
         unchanged = type(encoding).forward is Encoding.forward
         options = {"causal": self.causal, "log_decay": self.log_decay(context, q)}
         options["key_padding_mask"] = context.key_padding_mask
-        f = exp_features(q, k, per_feature=unchanged, maximum=select_rows(past["maximum"], order), **options)
+        maximum = select_rows(past["maximum"], order)
+        if maximum is not None and maximum.shape[:2] != q.shape[:2]:
+            found, expected = tuple(maximum.shape[:2]), tuple(q.shape[:2])
+            raise ValueError(f"the state has (batch, heads) {found}, not {expected}: {STATE_REMEDY}")
+        f = exp_features(q, k, per_feature=unchanged, maximum=maximum, **options)
         half, v = v.dtype == torch.float16, encoding.encode_values(v, context).to(f.q.dtype)
         ones = v.new_ones(*v.shape[:-1], 1)
         sums = past["sums"]

@@ -69,8 +69,6 @@ class SoftmaxAttention(SelfAttention):
         q, k = self.encoding(q, k, context)
         v = self.encoding.encode_values(v, context).to(q.dtype)
         decay = self.encoding.log_decay(context)
-        of_heads = decay is not None and decay.dim() == 3
-        decay = decay[..., None] if of_heads else decay
         varies = decay is not None and decay.dim() > 2
         if past is not None:
             _check_past(past, q, context.k_offset)
@@ -80,7 +78,7 @@ class SoftmaxAttention(SelfAttention):
             k, v = append_rows(past["k"], order, k), append_rows(past["v"], order, v)
             decay = append_rows(past["log_decay"], order, decay) if varies else decay
         state = {"v": v, "log_decay": decay if varies else None, "order": None}
-        context = context._replace(log_decay=decay.squeeze(-1) if of_heads else decay)
+        context = context._replace(log_decay=decay)
 
         length, outputs = q.size(2), []
         block_size, recomputes = length, length > 1024 and torch.is_grad_enabled()

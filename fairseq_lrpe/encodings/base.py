@@ -93,6 +93,9 @@ class Encoding(Float32Parameters):
         axes: number of coordinates of a position, 1 for sequences and 2 for a grid.
     """
 
+    name = "encoding"
+    """Name of the encoding in messages; :func:`register_encoding` sets it."""
+
     decomposable = True
     """Whether q and k are encoded independently of each other, which linear attention requires."""
 
@@ -177,7 +180,8 @@ class Encoding(Float32Parameters):
         Only causal attention decays. With shape (H,), linear attention multiplies q_i·k_j by the decay
         exp(log_decay·(i−j)), and softmax attention adds log_decay·(i−j) to the scores, as ALiBi does (Press
         et al. 2022). With shape (H, d), or (1, d) for all heads, each feature t has its own decay: q_i·k_j
-        becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt in both.
+        becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt in both. With shape (H, 1), all
+        features of a head have the same decay.
 
         A decay that depends on the layer's input has shape (B, H, n) or (B, H, n, d) for the n keys of
         ``context.features``, and is 0 at padding. Σ_{l=j+1..i} log_decay_l then replaces log_decay·(i−j).

@@ -110,7 +110,7 @@ class ConvSPE(GatedSPE):
 
     def _noise(self, first, count, block):
         """Returns the noise (H, d, count, R) from position ``first`` on; ``block(n)`` is that of block n."""
-        start, end = first // _BLOCK_SIZE, (first + count - 1) // _BLOCK_SIZE + 1
+        start, end = first // _BLOCK_SIZE, (first + max(1, count) - 1) // _BLOCK_SIZE + 1
         blocks = [block(n) for n in range(start, end)]
         return torch.cat(blocks, dim=2).narrow(2, first - start * _BLOCK_SIZE, count)
 

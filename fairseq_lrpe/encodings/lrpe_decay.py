@@ -40,9 +40,8 @@ class LRPEDecay(LRPE):
         elif first_layer:
             self.rotated_width = width = self.num_heads * self.head_dim
             theta = rotary_frequencies("a", width, width, self.max_positions)
-            self.theta = nn.Parameter(self.theta.new_empty(self.num_heads, self.head_dim))
-            with torch.no_grad():
-                self.theta.copy_(theta.view_as(self.theta))
+            new = self.theta.new_empty(self.num_heads, self.head_dim)
+            self.theta = nn.Parameter(new.copy_(theta.view_as(new)))
 
     def log_decay(self, context: Context = START) -> Tensor | None:
         heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu")

@@ -1,7 +1,5 @@
 """PermuteFormer's encoding (PER)."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,7 +8,6 @@ from fairseq_lrpe.encodings.base import (
     START,
     Context,
     Encoding,
-    constant_decay_products,
     position_tables,
     register_encoding,
 )
@@ -38,22 +35,11 @@ class PER(Encoding):
         if not self.causal:
             return None
         heads = torch.arange(self.num_heads, dtype=torch.float64, device="cpu")
-        return F.logsigmoid(3 * heads / self.num_heads + 2)
+        return F.logsigmoid(3 * heads / self.num_heads + 2)[:, None]
 
     @property
     def modifies_scores(self) -> bool:
         return self.causal
-
-    def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
-        if not self.causal:
-            return None
-        return constant_decay_products(context.log_decay[:, None], q, k, context)
-
-    def bias(self, q: Tensor, k: Tensor, context: Context) -> None:
-        return None
-
-    def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
-        return context.prepared(self.scale * q, k, context.first_row(q, k)) if self.causal else None
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         q_powers, k_powers = position_tables(self._powers, q, k, context)

@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 
 def is_transformed() -> bool:
-    """Returns whether a transform of ``torch.func``, or ``torch.export``, calls the current function."""
+    """Returns whether ``torch.func``, ``torch.export`` or forward-mode AD transforms the current function."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
-    return torch._C._are_functorch_transforms_active()
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def apply(function: type[torch.autograd.Function], *args):
@@ -50,9 +51,13 @@ class KeepLayout(torch.autograd.Function):
         return g if g.stride() == ctx.strides else g.new_empty_strided(g.shape, ctx.strides).copy_(g)
 
 
-def needs_plain_backward() -> bool:
+def needs_plain_backward(*gradients: Tensor) -> bool:
     """Returns whether the gradients of a backward pass are themselves differentiated or batched."""
-    return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or is_transformed())
+    if torch.compiler.is_compiling():
+        return False
+    # torch.autograd.grad(is_grads_batched=True) batches them by vmap's predecessor, which is no transform.
+    is_batched = any(map(torch._C._functorch.is_legacy_batchedtensor, gradients))
+    return torch.is_grad_enabled() or is_transformed() or is_batched
 
 
 def plain_gradients(

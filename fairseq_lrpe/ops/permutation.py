@@ -26,12 +26,17 @@ def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length:
         offset: first of ``length`` consecutive positions, or a :class:`PositionIndex` whose query positions
             are used.
         length: number of positions.
+
+    Raises:
+        ValueError: for a negative offset.
     """
     if isinstance(offset, PositionIndex):
         positions = offset.query_positions
         if offset.max_position < positions.numel():
             return permutation_powers(permutation, 0, offset.max_position + 1)[..., positions, :]
         return _powers_at(permutation, positions, offset.max_position)
+    if offset < 0:
+        raise ValueError(f"positions must not be negative, but the first one is {offset}")
     power = torch.arange(permutation.size(-1), device=permutation.device).expand_as(permutation)
     square, bits = permutation, offset
     while bits:

@@ -81,20 +81,19 @@ class AbsolutePosition(Float32Parameters):
         """
         raise NotImplementedError
 
-    def mask_padding(self, positions: Tensor, tokens: Tensor, limit: int | None = None) -> tuple[Tensor, int]:
-        """Returns the positions with padding set to 0, and the largest of these positions.
+    def mask_padding(self, positions: Tensor, tokens: Tensor) -> Tensor:
+        """Returns the positions with padding set to 0."""
+        return torch.where(tokens == self.padding_idx, 0, positions).clamp(min=0)
 
-        Raises:
-            ValueError: if a position is not below ``limit``.
-        """
-        positions = torch.where(tokens == self.padding_idx, 0, positions).clamp(min=0)
+    def last_position(self, positions: Tensor, limit: int | None = None) -> int:
+        """Returns the largest position or 0; raises a ValueError if it is not below ``limit``."""
         last = int(positions.max()) if positions.numel() else 0
         if limit is not None and last >= limit:
             raise ValueError(
                 f"{self.name} positions support sequences of at most {limit} tokens, not {last + 1}: shorten "
                 "the input, or train with more positions"
             )
-        return positions, last
+        return last
 
 
 def register_position(name: str) -> Callable[[type[AbsolutePosition]], type[AbsolutePosition]]:

@@ -43,7 +43,7 @@ class CAPE(AbsolutePosition):
             raise ValueError(f"cape needs an even embedding dimension, not {self.embed_dim}")
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        positions, _ = self.mask_padding(positions, tokens)
+        positions = self.mask_padding(positions, tokens)
         positions = to_float64(positions)
         if self.training:
             positions = self._augment(positions)

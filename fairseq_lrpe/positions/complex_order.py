@@ -37,7 +37,7 @@ class ComplexOrder(AbsolutePosition):
             self.omega.weight[self.padding_idx] = 0
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        positions, _ = self.mask_padding(positions, tokens)
+        positions = self.mask_padding(positions, tokens)
         omega = to_float64(self.omega(tokens))
         angles = omega * positions.unsqueeze(-1).to(omega.device)
         dtype = torch.promote_types(x.dtype, torch.float32)

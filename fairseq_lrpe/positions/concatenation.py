@@ -38,7 +38,8 @@ class Concatenation(AbsolutePosition):
         self.weight = nn.Parameter(torch.eye(self.embed_dim).repeat(2, 1))
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        positions, last = self.mask_padding(positions, tokens)
+        positions = self.mask_padding(positions, tokens)
+        last = self.last_position(positions)
         frequencies = "a", self.embed_dim // 2, self.embed_dim, self.max_positions
         index = 0
         if last >= max(_MAX_TABLE_SIZE, positions.numel()):

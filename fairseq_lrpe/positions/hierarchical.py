@@ -36,7 +36,8 @@ class Hierarchical(AbsolutePosition):
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         n = len(self.weight)
-        positions, last = self.mask_padding(positions, tokens, limit=n * n)
+        positions = self.mask_padding(positions, tokens)
+        last = self.last_position(positions, limit=n * n)
         embedding = F.embedding(positions % n, self.weight)
         if last >= n:
             blocks = F.embedding(positions // n, self.weight) - self.weight[0]

@@ -25,5 +25,6 @@ class Multiplicative(AbsolutePosition):
         self.weight = nn.Parameter(1 + 0.02 * torch.randn(self.max_positions, self.embed_dim))
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        positions, _ = self.mask_padding(positions, tokens, limit=self.max_positions)
+        positions = self.mask_padding(positions, tokens)
+        self.last_position(positions, limit=self.max_positions)
         return x * F.embedding(positions, self.weight).to(x.dtype)

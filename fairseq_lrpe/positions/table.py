@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lrpe.ops.autograd import is_transformed
 from fairseq_lrpe.ops.constants import is_tracing
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 from fairseq_lrpe.positions.base import AbsolutePosition
@@ -34,7 +35,8 @@ class RecurrentTable(AbsolutePosition):
         raise NotImplementedError
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        positions, last = self.mask_padding(positions, tokens)
+        positions = self.mask_padding(positions, tokens)
+        last = self.last_position(positions)
         with no_autocast(x.device):
             table = self._new_table(last + 1) if _is_transformed() else self._cached_table(last + 1)
         return x + F.embedding(positions, table).to(x.dtype)
@@ -67,8 +69,7 @@ class RecurrentTable(AbsolutePosition):
 
 def _is_transformed():
     """Returns whether tensors that are computed now are part of a graph, a trace or a transform."""
-    functorch = torch._C._functorch.peek_interpreter_stack() is not None
-    return torch.is_grad_enabled() or functorch or is_tracing()
+    return torch.is_grad_enabled() or is_transformed() or is_tracing()
 
 
 def _equal(a, b):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.tensor_sizes import TensorSizes
 
-from fairseq_lrpe.attention import LinearAttention, apply_encoding
+from fairseq_lrpe.attention import LinearAttention, apply_encoding, attention_bias
 from fairseq_lrpe.encodings import ENCODINGS, Context, Encoding, build_encoding
 from fairseq_lrpe.ops import constants, rotation
 from fairseq_lrpe.ops.position_index import PositionIndex
@@ -60,6 +60,18 @@ def test_explicit_positions(name, options, monkeypatch):
             torch.testing.assert_close(ours[:, :, i : i + 1], theirs, rtol=1e-4, atol=1e-4)
     near = elements(lambda: apply_encoding(encoding, q, k, positions.clamp(max=10)), monkeypatch)
     assert elements(lambda: apply_encoding(encoding, q, k, positions), monkeypatch) <= 20 * near
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "xl", "deberta", "kerple"])
+def test_biases_at_explicit_positions(name, monkeypatch):
+    encoding = build_encoding(name, num_heads=H, head_dim=8, causal=True).eval()
+    q, k, positions = torch.randn(1, H, 3, 8), torch.randn(1, H, 3, 8), torch.tensor([0, 3, 70])
+
+    def bias(first):
+        return attention_bias(encoding, q, k, positions + first)
+
+    assert torch.equal(bias(FAR), bias(0))
+    assert elements(lambda: bias(FAR), monkeypatch) == elements(lambda: bias(0), monkeypatch)
 
 
 def test_tables_of_consecutive_positions():

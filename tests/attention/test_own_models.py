@@ -12,10 +12,11 @@ from support.pairwise_scores import heads, score_of_pair
 from support.tensors import assert_same, perturbed, randn, with_gradients
 from support.tiny import REPOSITORY
 from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding, attention_bias, linear
 from fairseq_lrpe.encodings import ENCODINGS, START, Context, Encoding, build_encoding, dape
-from fairseq_lrpe.encodings.per import PER
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.position_index import PositionIndex, grid_position_index
 
@@ -64,6 +65,7 @@ CASES += [
     ("shaw", {"values": True}, False),
     ("huang", {"method": 1}, False),
     ("tupe", {"relative_bias": True}, False),
+    ("conv_spe", {"kernel_size": 1}, True),
 ]
 every = pytest.mark.parametrize("name, options, causal", CASES, ids=str)
 
@@ -217,8 +219,15 @@ WRONG = [  # (call, part of the message)
             (torch.zeros(1, 3) > 0, {}, "key_padding_mask must have shape (2, 3), not (1, 3)"),
             (torch.zeros(3) > 0, {}, "key_padding_mask must have shape (2, 3), not (3,)"),
             (torch.zeros(B, 4) > 0, {"memory": X}, "must have shape (2, 3) or (2, 6), not (2, 4)"),
+            (torch.zeros(B, 3).byte(), {}, "must be torch.bool (True at padding), not torch.uint8"),
+            (torch.zeros(B, 3), {}, "must be torch.bool (True at padding), not torch.float32"),
         )
     ),
+    *(
+        (lambda k=keys: rope_attention()(X, keys=k), f"shape (2, 3, 16) of x, not {tuple(keys.shape)}")
+        for keys in (X[:, :2], X[:1])
+    ),
+    (lambda: build_encoding("per", num_heads=H, head_dim=D, causal=True)(Q, Q, -1), "must not be negative"),
     (
         lambda: build(LinearAttention, "none", linear_norm="layernorm", feature_map="exp"),
         "denominator or content",
@@ -235,11 +244,17 @@ def test_wrong_calls(call, message):
 
 def test_states_of_the_wrong_shape():
     x = randn(B, L, E)
-    for attention in (LinearAttention, SoftmaxAttention):
-        module = build(attention, "rope")
+    for attention, name, options in (
+        (LinearAttention, "rope", {"feature_map": "exp"}),
+        (LinearAttention, "fox", {}),
+        (LinearAttention, "rope", {}),
+        (SoftmaxAttention, "fox", {}),
+        (SoftmaxAttention, "rope", {}),
+    ):
+        module = build(attention, name, **options)
         for given in (x, x[:, :1]):  # of a single token, linear attention stores the key
             fewer_rows = module(given[:1], return_state=True)[1]
-            more_heads = attention(E, 4, "rope", causal=True).double()(given, return_state=True)[1]
+            more_heads = attention(E, 4, name, causal=True, **options).double()(given, return_state=True)[1]
             for wrong in (fewer_rows, module.reorder_state(fewer_rows, torch.tensor([0])), more_heads):
                 with pytest.raises(ValueError, match=r"(the state has|must have shape)"):
                     module(x, state=wrong)
@@ -451,6 +466,19 @@ def test_gradients_of_each_sample_and_export(name, options):
     assert_same(exported(x), module(x))
 
 
+@every
+def test_forward_mode_and_batched_gradients(name, options, causal):
+    for attention in (SoftmaxAttention, LinearAttention)[: 1 + ENCODINGS[name].decomposable]:
+        module, x, tangent = build(attention, name, causal, **options), randn(1, 3, E), randn(1, 3, E, seed=1)
+        with sdpa_kernel(SDPBackend.MATH):
+            jacobian = torch.autograd.functional.jacobian(module, x)
+            with forward_ad.dual_level():
+                actual = forward_ad.unpack_dual(module(forward_ad.make_dual(x, tangent))).tangent
+            assert_same(actual, torch.einsum("abcdef,def->abc", jacobian, tangent))
+            if name not in ("xl", "gcdf", "deberta", "cope"):  # torch's operators in them have no rule
+                assert_same(torch.autograd.functional.jacobian(module, x, vectorize=True), jacobian)
+
+
 @pytest.mark.parametrize("attention, name, causal, length", [
     (LinearAttention, "rope", False, L),
     (SoftmaxAttention, "t5", False, 1100),
@@ -489,11 +517,11 @@ def test_weights_are_masked(causal, padded):
     assert (seen[0] > 0).equal(allowed.expand_as(seen[0]))
 
 
-@pytest.mark.parametrize("decay, multiplicative", [((H,), False), ((H,), True), ((H, D), False)])
-def test_softmax_attention_with_a_decay_of_zero(multiplicative, decay):
+@pytest.mark.parametrize("decay", [(H,), (H, 1), (H, D)], ids=str)
+def test_softmax_attention_with_a_decay_of_zero(decay):
     log_decay = torch.full(decay, -torch.inf, requires_grad=True)
 
-    class Forgetful(PER if multiplicative else Encoding):
+    class Forgetful(Encoding):
         name = "forgetful"
 
         def log_decay(self, context=START):
@@ -505,7 +533,7 @@ def test_softmax_attention_with_a_decay_of_zero(multiplicative, decay):
     module, x = SoftmaxAttention(E, H, encoding).double(), randn(B, L, E).requires_grad_()
     q, k, v = heads(module, x)
     scores = torch.diag_embed((q * k).sum(-1) * encoding.scale)
-    if len(decay) == 1 and not multiplicative:
+    if len(decay) == 1:
         scores = scores.masked_fill(~torch.eye(L, dtype=torch.bool), -torch.inf)
     scores = scores.masked_fill(torch.ones(L, L, dtype=torch.bool).triu(1), -torch.inf)
     expected = module.out_proj(module.merge_heads(scores.softmax(-1) @ v))
@@ -545,6 +573,7 @@ def test_exp_of_any_size(size, norm, name, causal):
             part, state = module(x[:, n], key_padding_mask=padding[:, n], state=state, return_state=True)
             parts.append(part)
         assert_same(torch.cat(parts, dim=1), actual)
+        assert_same(module(x[:, 5:], memory=x[:, :5], key_padding_mask=padding), actual[:, 5:])
 
 
 @pytest.mark.parametrize("name", [name for name, cls in ENCODINGS.items() if cls.decomposable])

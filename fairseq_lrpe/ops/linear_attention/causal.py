@@ -375,13 +375,13 @@ class _ChunkCausal(torch.autograd.Function):
         states = chain.from_iterable(chain.from_iterable(states)) if needs_grad else ()
         ctx.groups, ctx.args, ctx.needs_k_sum = groups, args, needs_k_sum
         sums = first_kv, first_k_sum, kv, k_sum
-        ctx.save_for_backward(q, k, v, log_decay, out, denominator, *sums, *states)
+        ctx.save_for_backward(q, k, v, log_decay, out if normalize else None, denominator, *sums, *states)
         return out, kv, k_sum
 
     @staticmethod
     def backward(ctx, *gradients):
         with no_autocast(gradients[0].device):  # callers may run it under autocast
-            if not needs_plain_backward():
+            if not needs_plain_backward(*gradients):
                 return _ChunkCausal._backward(ctx, *gradients)
             q, k, v, log_decay, _, _, kv, k_sum, *_ = ctx.saved_tensors
             inputs = q, k, v, kv, k_sum, log_decay

@@ -78,7 +78,8 @@ class _Bidirectional(torch.autograd.Function):
         (batch, heads, length, d), dv = q.shape, v.size(-1)
         first = None if kv is None else LinearState(kv, k_sum)
         kv, k_sum = q.new_empty(batch, heads, d, dv), q.new_empty(batch, heads, d)
-        out = q.new_empty(length, batch, heads, dv).permute(1, 2, 0, 3)
+        # Not a view, so that the caller can modify it in place.
+        out = q.new_empty_strided((batch, heads, length, dv), (heads * dv, dv, batch * heads * dv, 1))
         sums = q.new_empty(batch, heads, length, 1) if args.normalize else None
 
         def process(part):
@@ -101,7 +102,7 @@ class _Bidirectional(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         with no_autocast(gradients[0].device):  # callers may run it under autocast
-            if not needs_plain_backward():
+            if not needs_plain_backward(*gradients):
                 return _Bidirectional._backward(ctx, *gradients)
             q, k, v, _, _, *first, _, _ = ctx.saved_tensors
             plain = partial(_plain, ctx.args)
@@ -131,5 +132,5 @@ class _Bidirectional(torch.autograd.Function):
             g_kv[part], g_k_sum[part] = g_own_kv.unflatten(0, shape), g_sum.squeeze(1).unflatten(0, shape)
 
         run(process, ctx.parts)
-        g_first = (g_kv, g_k_sum) if ctx.needs_input_grad[3] else (None, None)
+        g_first = (g_kv, g_k_sum) if any(ctx.needs_input_grad[3:5]) else (None, None)
         return g_q, g_k, g_v, *g_first, None

@@ -111,14 +111,14 @@ def scaled_attention(
         causal: whether attention is causal.
         sums: the sums (B, H, d, dv) that the previous call returned, or None.
     """
-    start, levels, keys = levels[:, :, :1], levels[:, :, 1:], k.size(2)
+    start, levels, queries, keys = levels[:, :, :1], levels[:, :, 1:], q.size(2), k.size(2)
     end = levels[:, :, -1:] if keys else start
     total = _scale(k, levels, end).mT @ v
     if sums is not None:
         total = total + _scale(sums.mT, start, end).mT
     if not causal:
         return q @ total, total
-    q = F.pad(q, (0, 0, keys - q.size(2), 0))
+    q = F.pad(q, (0, 0, keys - queries, 0))
     out = (q * k).sum(-1, keepdim=True) * v
     if sums is not None:
         out = out + _scale(q, start, levels) @ sums
@@ -133,7 +133,7 @@ def scaled_attention(
         part = right @ (left.mT @ values) if size > q.size(3) else (right @ left.mT) @ values
         out = out + F.pad(part, (0, 0, size, 0)).flatten(2, 3)[:, :, :keys]
         size *= 2
-    return out, total
+    return out[:, :, keys - queries :], total
 
 
 def _scale(x, earlier, later):

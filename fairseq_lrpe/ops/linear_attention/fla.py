@@ -121,6 +121,6 @@ class _FirstOrder(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        if needs_plain_backward():
+        if needs_plain_backward(g):
             raise RuntimeError("backend 'fla' has no second derivatives: use backend 'chunk'")
         return g

@@ -26,7 +26,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tupl
     out, denominator = scores @ v, scores.sum(-1)
 
     if state is not None:  # the state's position is -1, just before the first key
-        weighted_q = torch.exp(sums[:, :, m - n :]) * q
+        weighted_q = torch.exp(sums[:, :, m - n :]) * q if args.causal else q
         out = out + weighted_q @ state.kv
         denominator = denominator + (weighted_q @ state.k_sum[..., None]).squeeze(-1)
     if args.normalize:

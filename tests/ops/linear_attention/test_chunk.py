@@ -13,6 +13,7 @@ from support.tensors import assert_same
 
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.decay import decayed_products, gated_block_size
+from fairseq_lrpe.ops.linear_attention import LinearState
 
 CAUSAL_MODULE = import_module("fairseq_lrpe.ops.linear_attention.causal")
 CAUSAL = {"causal": True, "normalize": True}
@@ -150,6 +151,29 @@ def test_strided_inputs_are_not_modified(causal):
     assert all(torch.equal(rows[name], before[name]) for name in rows)
     assert all(x.permute(2, 0, 1, 3).is_contiguous() for x in (out, *first * causal))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_outputs_can_be_modified_in_place(causal):
+    inputs = [positive(1, 2, 20, 4, seed=seed).requires_grad_() for seed in range(3)]
+    gate = positive(1, 2, 20, 4, seed=3)
+    gradients = [
+        torch.autograd.grad(scaled(linear_attention(*inputs, causal=causal, normalize=False)).sum(), inputs)
+        for scaled in (gate.mul, lambda out: out.mul_(gate))
+    ]
+    assert_same(*gradients)
+
+
+@pytest.mark.parametrize("backend", ["chunk", "reference"])
+@pytest.mark.parametrize("needed", ["kv", "k_sum"])
+def test_gradients_of_one_part_of_the_state(backend, needed):
+    """The keys of bidirectional attention can be fewer than the queries."""
+    q, k, v = positive(1, 2, 7, 4), positive(1, 2, 2, 4, seed=1), positive(1, 2, 2, 3, seed=2)
+    state = LinearState(positive(1, 2, 4, 3, seed=3), positive(1, 2, 4, seed=4))
+    leaf = getattr(state, needed).requires_grad_()
+    out = linear_attention(q, k, v, causal=False, normalize=True, state=state, backend=backend)
+    dividend, divisor = q @ (state.kv + k.mT @ v), q @ (state.k_sum + k.sum(2))[..., None]
+    assert_same(*((y, *torch.autograd.grad(y.square().sum(), leaf)) for y in (out, dividend / divisor)))
 
 
 Q, V = torch.rand(2, 3, 5, 4), torch.rand(2, 3, 5, 6)
