@@ -114,7 +114,11 @@ def check_record(folder: Path, record: dict) -> None:
     """Raises UserError if ``folder`` exists, but was not made by this command with these options."""
     file = folder / RECORD
     if file.is_file():
-        for name, value in json.loads(file.read_text()).items():
+        try:
+            before = json.loads(file.read_text()).items()
+        except (ValueError, AttributeError):
+            raise UserError(f"{file} is damaged: remove {folder}, or change --out") from None
+        for name, value in before:
             if value != record.get(name):
                 option = f"--{name.replace('_', '-')}"
                 used = f"without {option}" if value is None else f"with {option} {value}"

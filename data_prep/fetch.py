@@ -9,6 +9,7 @@ from the Hugging Face Hub.
 import contextlib
 import hashlib
 import http.client
+import lzma
 import os
 import shutil
 import tarfile
@@ -157,14 +158,30 @@ def unpacked(source: Path, folder: Path) -> Path:
                 for name in archive.namelist():
                     check_inside(source, name)
                 archive.extractall(folder)
-        elif hasattr(tarfile, "data_filter"):
-            shutil.unpack_archive(source, folder, "tar", filter="data")
-        else:  # Python before 3.10.12 and 3.11.4
+        else:
             with tarfile.open(source) as archive:
-                for member in archive:
-                    check_inside(source, member.name, member.isfile() or member.isdir())
-                    archive.extract(member, folder)
+                if hasattr(tarfile, "data_filter"):
+                    archive.extractall(folder, filter="data")
+                else:  # Python before 3.11.4
+                    for member in archive:
+                        check_inside(source, member.name, member.isfile() or member.isdir())
+                        archive.extract(member, folder)
+                all_members(archive)
     return folder
+
+
+def all_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
+    """Returns the members of a tar archive; raises ReadError if it ends without the zero block of its end.
+
+    tarfile regards a damaged or truncated header as the end.
+    """
+    members, file = archive.getmembers(), archive.fileobj
+    file.seek(archive.offset)
+    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError(f"neither a file nor its end follows at byte {archive.offset:,}")
+    while file.read(CHUNK):  # compressed files have checksums
+        pass
+    return members
 
 
 def check_inside(archive: Path, name: str, is_plain: bool = True) -> None:
@@ -179,14 +196,14 @@ def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
     Offset and size are in bytes, in ``archive``. The archive must not be compressed.
     """
     with archive_errors(archive), tarfile.open(archive, "r:") as opened:
-        for member in progress(opened.getmembers(), f"listing {archive.name}", "files"):
+        for member in progress(all_members(opened), f"listing {archive.name}", "files"):
             if not member.isfile() or is_hidden(member.name):
                 continue
             if not member.name.endswith(".tar"):
                 yield member.name, member.offset_data, member.size
                 continue
             with tarfile.open(fileobj=opened.extractfile(member)) as nested:
-                for file in (x for x in nested if x.isfile() and not is_hidden(x.name)):
+                for file in (x for x in all_members(nested) if x.isfile() and not is_hidden(x.name)):
                     yield f"{member.name}/{file.name}", member.offset_data + file.offset_data, file.size
 
 
@@ -194,7 +211,11 @@ def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
 def archive_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (zipfile.BadZipFile, tarfile.TarError, shutil.ReadError, EOFError, zlib.error) as error:
+    except RuntimeError as error:  # encryption, or a compression method that Python does not have
+        raise UserError(f"{path} cannot be unpacked ({error}): unpack it yourself") from None
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno:  # an error of the file system, not of the archive
+            raise
         reason = str(error).partition("\n")[0].rstrip(":")  # tarfile adds one line per format
         message = f"{path} is not a complete zip or tar archive ({reason}): download it again"
         raise UserError(message) from None

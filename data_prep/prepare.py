@@ -61,7 +61,7 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
     """Runs ``lrpe prepare NAME`` with these arguments, reusing the steps that an earlier run completed."""
     args = parser(corpus).parse_intermixed_args(arguments)
     with exit_on_error(f"prepare {corpus.name}"):
-        check_source(corpus, args)
+        check_paths(corpus, args)
         parts = corpus.parts(args)
         for part in parts:
             corpus.check(part)
@@ -88,6 +88,10 @@ def locked(folder: Path) -> Iterator[None]:
             held = os.path.samestat(os.fstat(file.fileno()), path.stat())
         except (BlockingIOError, FileNotFoundError):
             held = False
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            wrong = f"{folder} cannot be locked ({error.strerror})"
+            raise UserError(f"{wrong}: choose --out in a file system with file locks") from None
         if not held:
             raise UserError(f"another process is preparing {folder}: wait until it ends, or change --out")
         try:
@@ -112,8 +116,12 @@ def parser(corpus: Corpus) -> ArgumentParser:
     return made
 
 
-def check_source(corpus: Corpus, args: Namespace) -> None:
-    """Raises UserError if --from is required but omitted, or does not exist."""
+def check_paths(corpus: Corpus, args: Namespace) -> None:
+    """Raises UserError if fairseq would split --out, or --from is required but omitted, or does not exist."""
+    if separators := set(":,") & set(str(args.out)):
+        raise UserError(
+            f"--out {args.out} has {max(separators)!r}, at which fairseq splits paths: choose another folder"
+        )
     if args.source is None and CORPORA[corpus.name].origin == "needs --from":
         page = f" (see {corpus.facts['page']})" if "page" in corpus.facts else ""
         raise UserError(f"--from is missing: pass {corpus.accepts}{page}")
@@ -122,16 +130,21 @@ def check_source(corpus: Corpus, args: Namespace) -> None:
 
 
 def prepare_part(corpus: Corpus, args: Namespace) -> None:
-    """Writes OUT/bin, unless it exists. Removes unpacked archives and, if the input is invalid, OUT/text."""
-    data = args.out / "bin"
+    """Writes OUT/bin, unless it exists.
+
+    Removes unpacked archives and, if the input is invalid, OUT/text, unless an earlier call created it.
+    """
+    data, text = args.out / "bin", args.out / "text"
     if data.is_dir():
         print(f"already prepared: {data}")
         return
+    had_text = text.exists()
     try:
         with resumable(), recorded_folder(data, corpus.record(args)) as folder:
             corpus.prepare(args, folder)
     except ValueError:  # the source or an option is invalid
-        shutil.rmtree(args.out / "text", ignore_errors=True)
+        if not had_text:
+            shutil.rmtree(text, ignore_errors=True)
         raise
     finally:
         shutil.rmtree(args.out / UNPACKED, ignore_errors=True)

@@ -1,5 +1,6 @@
 """Validation of text files and of their rows."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,14 @@ def check_parallel(paths: Iterable[Path]) -> None:
         if count != expected:
             wrong = f"has {expected:,} lines, but {path} has {count:,}"
             raise UserError(f"{first} {wrong}: the same lines of both must belong together")
+
+
+def check_one_folder(folders: Iterable[Path], source: Path) -> None:
+    """Raises UserError if there are several folders below ``source``, because they may be copies of one."""
+    one, *others = sorted({os.path.relpath(folder, source) for folder in folders})
+    if others:
+        wrong = f"--from has files in {one} and {others[0]}, which may be the same ones"
+        raise UserError(f"{wrong}: pass a folder with one of them")
 
 
 def is_unicode(*texts: str) -> bool:

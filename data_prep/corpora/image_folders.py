@@ -1,7 +1,6 @@
 """Labeled images such as ImageNet (Deng et al. 2009) in class folders or the archives of ILSVRC 2012."""
 
 import io
-import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -12,12 +11,12 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from PIL import Image
 
-from data_prep.corpus import number
-from data_prep.fetch import files_of_tar
+from data_prep.corpus import UNPACKED, number
+from data_prep.fetch import files_of_tar, unpacked
 from data_prep.labeled import TRAIN_ROWS, Labeled
 from fairseq_lrpe.data.image_files import SUFFIXES, decode, is_image
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import visible_files
+from fairseq_lrpe.utils.files import read_file, visible_files
 
 ACCEPTS = "a folder with {train,valid,test}/CLASS/*.jpg, .png or other images, or an archive of such a folder"
 SPLITS = {  # {name of a folder in lowercase: split}
@@ -108,6 +107,7 @@ class ImageNet(ClassFolders):
         train, valid, devkit = (args.source / name for name in (TRAIN, VALID, DEVKIT))
         if not train.is_file():
             return super().find(args)
+        devkit = unpacked(devkit, args.out / UNPACKED) / DEVKIT_FOLDER
         return {"train": ilsvrc_train(train), "valid": ilsvrc_valid(valid, devkit)}
 
 
@@ -193,6 +193,9 @@ def check_classes(found: ImageFiles) -> None:
     """Raises UserError if there is only one training class, or a class without training images."""
     labels = {split: {image.label for image in images} for split, images in found.items()}
     known = labels["train"]
+    for label in sorted(known):
+        if set(label) & set("\t\r\n"):  # separators in files of predictions
+            raise UserError(f"the class {label!r} has a tab or line break in its name: rename its folder")
     if len(known) < 2:
         raise UserError(f"there are training images of only one class, {min(known)}: expected two or more")
     for split, names in labels.items():
@@ -206,21 +209,24 @@ def ilsvrc_train(archive: Path) -> list[ImageFile]:
     """Returns ILSVRC's training images; the archive has one tar archive per class, such as n01440764.tar."""
     images = []
     for name, begin, size in files_of_tar(archive):
-        label, file = Path(name).parts[-2:]
-        images.append(ImageFile(label.removesuffix(".tar"), file, archive, begin, size))
+        if len(parts := Path(name).parts) < 2:
+            raise UserError(f"{archive} has {name} instead of an archive of each class: download it again")
+        images.append(ImageFile(parts[-2].removesuffix(".tar"), parts[-1], archive, begin, size))
     return images
 
 
 def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
-    """Returns ILSVRC's validation images; the devkit lists their classes in the order of their file names."""
+    """Returns ILSVRC's validation images; the devkit's data lists their classes in the order of the names."""
     from scipy.io import loadmat  # takes seconds to import
 
-    with tarfile.open(devkit) as opened:
-        table = io.BytesIO(opened.extractfile(f"{DEVKIT_FOLDER}/meta.mat").read())
-        truth = opened.extractfile(f"{DEVKIT_FOLDER}/ILSVRC2012_validation_ground_truth.txt").read().split()
+    table = io.BytesIO(read_file(devkit / "meta.mat"))
+    truth = read_file(devkit / "ILSVRC2012_validation_ground_truth.txt").split()
     synsets = loadmat(table, squeeze_me=True)["synsets"]
     classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
     images = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
+    if len(images) != len(truth):
+        wrong = f"{archive} has {len(images):,} images, but {DEVKIT} has the classes of {len(truth):,}"
+        raise UserError(f"{wrong}: download both again")
     pairs = zip(truth, images, strict=True)
     return [ImageFile(classes[int(x)], name, archive, begin, size) for x, (name, begin, size) in pairs]
 

@@ -12,6 +12,7 @@ from data_prep.fetch import SOURCES
 from data_prep.labeled import Labeled
 from data_prep.labeled_words import LabeledWords
 from data_prep.text_corpus import SentencePieceCorpus, nth_split, sentencepiece_option, write_splits
+from data_prep.validation import check_one_folder
 from fairseq_lrpe.data.classified_text import BYTES
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, visible_files, without_mark
@@ -40,17 +41,19 @@ class Reviews(Corpus):
 
     def reviews(self, args) -> dict[str, list[Review]]:
         """Returns {"train": reviews, "test": reviews}, sorted by the SHA-256 of their paths."""
-        splits = {"train": [], "test": []}
-        for path in visible_files(self.archive(args)):
+        splits, source, folders = {"train": [], "test": []}, self.archive(args), set()
+        for path in visible_files(source):
             split, label, name = path.absolute().parts[-3:]
             if split in splits and label in self.folders and path.suffix == ".txt":
                 content = without_mark(read_file(path), str(path))
                 splits[split].append(Review(content, label, f"{label}/{name}"))
+                folders.add(path.absolute().parents[2])
         for split, part in splits.items():
             for label in LABELS:
                 if sum(review.label == label for review in part) < 2:
                     raise UserError(f"--from has fewer than two files {split}/{label}/*.txt: see --help")
             part.sort(key=lambda review: hashlib.sha256(review.path.encode()).digest())
+        check_one_folder(folders, source)
         return splits
 
 

@@ -19,6 +19,7 @@ from data_prep.corpora.image_folders import (
 )
 from data_prep.corpus import number
 from data_prep.fetch import SOURCES
+from data_prep.validation import check_one_folder
 from fairseq_lrpe.data.image_files import decode, gray_pixels
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import visible_files
@@ -54,6 +55,7 @@ class Cifar10(ClassFolders):
             found = with_validation(in_class_folders(folder))
             yield from self.rows(found, partial(read_gray, size=args.size), args.workers)
             return
+        check_one_folder(batches, folder)
         self.labels = CLASSES
         train, test = ([*read_batches(batches[0], split, args.size)] for split in BATCHES)
         kept = len(train) - len(train) // 10

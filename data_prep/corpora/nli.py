@@ -1,13 +1,14 @@
 """Natural language inference (SNLI, Bowman et al. 2015)."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import ClassVar
 
 from data_prep.cut import check_cut, cut, cut_option
 from data_prep.fetch import SOURCES
 from data_prep.labeled_words import LabeledWords
-from data_prep.validation import is_unicode, usable_rows
+from data_prep.validation import check_one_folder, is_unicode, usable_rows
 from fairseq_lrpe.data.glue_tasks import THREE_WAY
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, visible_files
@@ -46,10 +47,14 @@ class Snli(LabeledWords):
     def rows(self, args):
         if args.cut:
             return cut(args.source, [[row] for row in pairs(args.source)], args.cut)
-        files = {path.name: path for path in visible_files(self.archive(args))}
-        if missing := set(NAMES.values()) - set(files):
+        source, found = self.archive(args), defaultdict(list)
+        for path in visible_files(source):
+            found[path.name].append(path)
+        if missing := set(NAMES.values()) - set(found):
             raise UserError(f"--from has no {min(missing)}: it takes {self.accepts}")
-        return {split: pairs(files[name]) for split, name in NAMES.items()}
+        for name in NAMES.values():
+            check_one_folder((path.parent for path in found[name]), source)
+        return {split: pairs(found[name][0]) for split, name in NAMES.items()}
 
 
 def pairs(path: Path) -> list[tuple[str, str, str]]:
@@ -57,6 +62,8 @@ def pairs(path: Path) -> list[tuple[str, str, str]]:
     labeled = [row for row in rows if row[-1] != UNDECIDED]
     if undecided := len(rows) - len(labeled):
         print(f"{path}: skipped {undecided:,} of {len(rows):,} pairs: they have no label")
+    if not labeled:
+        raise UserError(f"{path} has no labeled pairs: expected at least one")
     return labeled
 
 

@@ -168,8 +168,11 @@ def published(name: str) -> tuple[Path, bool]:
     is_folder = Path(name).exists()
     path, config = (Path(name) / file if is_folder else from_hub(name, file) for file in (VOCABULARY, CONFIG))
     read_types(path)
-    settings = json.loads(read_file(config)) if config and config.is_file() else {}
-    return path, bool(settings.get("do_lower_case", True))
+    try:
+        settings = json.loads(read_file(config)) if config and config.is_file() else {}
+        return path, bool(settings.get("do_lower_case", True))
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{config} is not a JSON object ({error}): correct or remove it") from None
 
 
 def from_hub(name: str, file: str) -> Path | None:
@@ -258,7 +261,7 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
         if not answers or not question.strip():
             counts[SKIPPED] += 1
             continue
-        text, start = answers[0]["text"], answers[0]["answer_start"]
+        text, start = answers[0]
         if not is_unicode(context, question, text):
             counts[NO_UNICODE] += 1
             continue
@@ -280,14 +283,28 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
     return found
 
 
-def read_questions(path: Path) -> list[tuple[str, str, list]]:
-    """Returns (context, question, answers) of each question of a file; impossible ones have no answers."""
+def read_questions(path: Path) -> list[tuple[str, str, list[tuple[str, int]]]]:
+    """Returns (context, question, [first (answer, start), if it is possible]) of each question of a file."""
     try:
         found = json.loads(read_file(path))
         # A file may consist of the list of articles only.
         articles = found if isinstance(found, list) else found["data"]
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-        entries = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
-        return [(x, y["question"], [] if y.get("is_impossible") else y["answers"]) for x, y in entries]
+        return [
+            (value(paragraph, "context", str), value(entry, "question", str), first_answer(entry))
+            for paragraph in paragraphs
+            for entry in paragraph["qas"]
+        ]
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} does not have SQuAD's format ({error!r}): expected {LAYOUT}") from None
+
+
+def first_answer(entry: dict) -> list[tuple[str, int]]:
+    found = [] if entry.get("is_impossible") else value(entry, "answers", list)[:1]
+    return [(value(answer, "text", str), value(answer, "answer_start", int)) for answer in found]
+
+
+def value(entry: dict, key: str, kind: type) -> object:
+    if not isinstance(entry[key], kind):
+        raise TypeError(f"{key} is of type {type(entry[key]).__name__} instead of {kind.__name__}")
+    return entry[key]

@@ -30,9 +30,14 @@ class Sentences(LabeledWords):
 
 
 def read_rows(paths: list[Path]) -> list[tuple[str, ...]]:
-    """Returns rows of one line per file; raises UserError if numbers of lines differ or a label is empty."""
+    """Returns rows of one line per file; raises UserError if numbers of lines differ, or for a bad label."""
     check_parallel(paths)
     found = [[line.strip() for line in read_lines(path)] for path in paths]
-    if "" in found[-1]:
-        raise UserError(f"{paths[-1]} line {found[-1].index('') + 1} is empty: each text needs a label")
+    for number, label in enumerate(found[-1], 1):
+        if not label:
+            raise UserError(f"{paths[-1]} line {number} is empty: each text needs a label")
+        if "\t" in label:  # it separates columns in files of predictions
+            raise UserError(
+                f"{paths[-1]} line {number} has a tab in its label: replace it, such as by a space"
+            )
     return [*zip(*found, strict=True)]

@@ -1,8 +1,10 @@
 """Downloads from working and broken mirrors of a local server, and unpacking of archives."""
 
 import errno
+import gzip
 import hashlib
 import http.client
+import lzma
 import random
 import socket
 import ssl
@@ -145,4 +147,57 @@ def test_truncated_archives_are_errors(write, tmp_path):
     archive = write(tmp_path / "archive", {"one.txt": content, "two.txt": content[::-1]})
     archive.write_bytes(archive.read_bytes()[:50_000])
     with pytest.raises(ValueError, match="is not a complete zip or tar archive"):
+        fetch.unpacked(archive, tmp_path / "folder")
+
+
+def damaged_tar(folder, mode, change):
+    """Writes a tar archive, compressed after ``change`` has damaged its content, and returns its path."""
+    content = bytearray(write_tar(folder / "tar", GOOD, mode="w").read_bytes())
+    change(content)
+    pack = {"": bytes, "gz": gzip.compress, "xz": lzma.compress}[mode]
+    (folder / "archive").write_bytes(pack(content))
+    return folder / "archive"
+
+
+def cut_the_second_header(content):
+    del content[1024 + 100 :]
+
+
+def change_the_second_header(content):
+    content[1024 + 5] ^= 1
+
+
+def remove_the_end(content):
+    del content[1024 + 512 + 3072 :]
+
+
+@pytest.mark.parametrize("change", [cut_the_second_header, change_the_second_header, remove_the_end])
+@pytest.mark.parametrize("mode", ["", "gz", "xz"])
+def test_a_damaged_header_is_not_the_end_of_an_archive(mode, change, tmp_path):
+    archive = damaged_tar(tmp_path, mode, change)
+    with pytest.raises(
+        ValueError, match=r"is not a complete zip or tar archive \(neither a file nor its end"
+    ):
+        fetch.unpacked(archive, tmp_path / "folder")
+
+
+@pytest.mark.parametrize(("mode", "place"), [("gz", -6), ("xz", -40), ("xz", 100)])
+def test_checksums_of_compressed_archives_are_verified(mode, place, tmp_path):
+    archive = damaged_tar(tmp_path, mode, lambda content: None)
+    content = bytearray(archive.read_bytes())
+    content[place] ^= 1
+    archive.write_bytes(content)
+    with pytest.raises(ValueError, match="archive is not a complete zip or tar archive"):
+        fetch.unpacked(archive, tmp_path / "folder")
+
+
+@pytest.mark.parametrize(("field", "value", "reason"), [(6, 1, "is encrypted"), (8, 9, "compression method")])
+def test_archives_that_python_cannot_unpack_are_errors(field, value, reason, tmp_path):
+    """Encryption is a flag of a file, and Deflate64 is method 9."""
+    archive = write_zip(tmp_path / "archive", {"one.txt": b"one"})
+    content = bytearray(archive.read_bytes())
+    for header, place in ((b"PK\3\4", field), (b"PK\1\2", field + 2)):
+        content[content.index(header) + place] = value
+    archive.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"cannot be unpacked \(.*{reason}.*: unpack it yourself"):
         fetch.unpacked(archive, tmp_path / "folder")

@@ -53,6 +53,8 @@ CALLS = [
     ("multi30k --from {pairs_uneven}", "train.en has 36 lines, but {pairs_uneven}/train.de has 35"),
     ("wmt14_en_de --from {pairs_uneven} --valid newstest2013", "--valid is for the published archives"),
     ("text --from {text} --out {file}/below", "{file}/below is not a writable folder ("),
+    ("text --from {text} --out {text}/o,ut", "--out {text}/o,ut has ',', at which fairseq splits paths"),
+    ("listops --out {text}/o:ut", "--out {text}/o:ut has ':', at which fairseq splits paths: choose another"),
     ("../text", "unknown corpus '../text' (did you mean 'text'?)"),
 ]
 
@@ -117,4 +119,12 @@ def test_files_of_the_user_are_not_overwritten(product, places, tmp_path):
     words = ["text", "--from", "{text}", "--out", str(tmp_path)]
     (tmp_path / product).mkdir()
     message = f"{tmp_path / product} was not created by this command: remove it, or change --out"
+    check_error(words, places, message, tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]"])
+def test_damaged_records_are_errors(content, places, tmp_path):
+    write_files(tmp_path, {"bin/source.json": content.encode()})
+    words = ["text", "--from", "{text}", "--out", str(tmp_path)]
+    message = f"{tmp_path}/bin/source.json is damaged: remove {tmp_path}/bin, or change --out"
     check_error(words, places, message, tmp_path)

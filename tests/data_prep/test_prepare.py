@@ -1,14 +1,16 @@
 """The command that lists corpora and prepares them."""
 
+import errno
 import re
 import subprocess
 from importlib import import_module
 
 import pytest
-from small_corpora import error_of, prepare, write_files, write_zip
+from small_corpora import contents, error_of, prepare, write_files, write_zip
 from support.tiny import BIN
 
 from data_prep import prepare as command
+from data_prep import text_corpus
 from data_prep.corpus import Corpus
 from fairseq_lrpe.utils.errors import UserError
 
@@ -101,3 +103,25 @@ def test_a_lock_that_another_process_has_just_removed_is_in_use(tmp_path, monkey
     monkeypatch.setattr(command.fcntl, "flock", late)
     with pytest.raises(UserError, match="another process is preparing"), command.locked(tmp_path):
         pass
+
+
+def test_folders_that_cannot_be_locked_are_errors(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(command.fcntl, "flock", unsupported)
+    message = error_of("listops", "--out", tmp_path / "out")
+    assert f"{tmp_path / 'out'} cannot be locked (No locks available): choose --out in a file" in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_text_of_an_earlier_call_survives_an_invalid_option(tiny_bpe, text_folder, interrupt, tmp_path):
+    words = ["--from", text_folder, "--out", tmp_path / "out", "--workers", 1]
+    with interrupt(text_corpus, "preprocess"):
+        prepare("books", [*words, "--bpe", tiny_bpe])
+    before = contents(tmp_path / "out" / "text")
+    assert "train.bpe" in before
+    assert "encoder.json cannot be read" in error_of("books", *words, "--bpe", tmp_path)
+    wrong = write_files(tmp_path / "wrong", {**contents(tiny_bpe), "vocab.bpe": b"-"})
+    assert "is not the published vocab.bpe" in error_of("books", *words, "--bpe", wrong)
+    assert contents(tmp_path / "out" / "text") == before

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import tarfile
 
 import numpy as np
 import pytest
@@ -119,13 +120,16 @@ def test_errors_of_the_file_system_stop_the_preparation(error, tmp_path, monkeyp
     assert not (tmp_path / "out").exists()
 
 
-def test_the_archives_of_imagenet(tmp_path):
-    """With classes n1, n2 and n3, and a class above them."""
-    folder, pictures, inner = tmp_path / "given", {}, {}
+def write_imagenet(folder):
+    """Writes archives of the classes n1, n2 and n3, and a class above them.
+
+    Returns {class: {name: content}} of the training images, and the contents of the validation images.
+    """
+    pictures, inner = {}, {}
     folder.mkdir()
     for label, name in enumerate(("n2", "n3", "n1")):
         pictures[name] = {f"{name}_{i}.JPEG": colored_image(label, i) for i in range(3)}
-        inner[f"{name}.tar"] = write_tar(tmp_path / name, pictures[name], mode="w").read_bytes()
+        inner[f"{name}.tar"] = write_tar(folder / "inner", pictures[name], mode="w").read_bytes()
     valid = [colored_image(0, 50 + i) for i in range(6)]
     named = {f"ILSVRC2012_val_{i:08}.JPEG": valid[i] for i in reversed(range(6))}
     write_tar(folder / TRAIN, inner, mode="w")
@@ -136,11 +140,68 @@ def test_the_archives_of_imagenet(tmp_path):
     savemat(meta, {"synsets": synsets})
     texts = {"meta.mat": meta.getvalue(), "ILSVRC2012_validation_ground_truth.txt": b"1\n2\n3\n3\n2\n1\n"}
     write_tar(folder / DEVKIT, {f"ILSVRC2012_devkit_t12/data/{name}": text for name, text in texts.items()})
+    return pictures, valid
+
+
+def test_the_archives_of_imagenet(tmp_path):
+    folder = tmp_path / "given"
+    pictures, valid = write_imagenet(folder)
     data = run(folder, tmp_path / "out", name="imagenet")
     expected = [(name, content) for name in sorted(pictures) for content in pictures[name].values()]
     assert prepared(data, "train") == expected
     truth = zip(("n3", "n1", "n2", "n2", "n1", "n3"), valid, strict=True)
     assert sorted(prepared(data, "valid")) == sorted(truth)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["bin"]
+
+
+def cut(archive):
+    """Truncates an archive inside the header of its last member."""
+    content = archive.read_bytes()
+    with tarfile.open(archive) as opened:
+        archive.write_bytes(content[: opened.getmembers()[-1].offset + 100])
+
+
+def damage_the_last_class(archive):
+    """Changes the name of the second image in the archive of the last class."""
+    content = bytearray(archive.read_bytes())
+    content[content.index(b"n1_1.JPEG")] += 1
+    archive.write_bytes(content)
+
+
+def remove_an_image(archive):
+    write_tar(archive, {f"{i}.JPEG": b"-" for i in range(5)}, mode="w")
+
+
+def remove_the_folders(archive):
+    write_tar(archive, {"0.JPEG": b"-"}, mode="w")
+
+
+def halve(archive):
+    archive.write_bytes(archive.read_bytes()[:200])
+
+
+def empty(archive):
+    write_tar(archive, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        (TRAIN, cut, "is not a complete zip or tar archive (neither a file"),
+        (TRAIN, damage_the_last_class, "is not a complete zip or tar archive (neither a file"),
+        (TRAIN, remove_the_folders, "has 0.JPEG instead of an archive of each class"),
+        (VALID, cut, "is not a complete zip or tar archive (neither a file"),
+        (VALID, remove_an_image, f"has 5 images, but {DEVKIT} has the classes of 6: download both again"),
+        (DEVKIT, halve, "is not a complete zip or tar archive ("),
+        (DEVKIT, empty, "/ILSVRC2012_devkit_t12/data/meta.mat is missing"),
+    ],
+)
+def test_damaged_archives_of_imagenet_are_errors(name, damage, message, tmp_path):
+    folder = tmp_path / "given"
+    write_imagenet(folder)
+    damage(folder / name)
+    assert message in error_of("imagenet", "--from", folder, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_archives_and_the_number_of_workers_make_no_difference(tmp_path, monkeypatch):
@@ -166,6 +227,13 @@ def test_invalid_class_folders_are_errors(message, tmp_path):
     source = write_files(tmp_path / "given", {path: x for path, x in changed.items() if x is not None})
     assert message in error_of("cifar10", "--from", source, "--out", tmp_path / "out", "--workers", 1)
     assert not (tmp_path / "out").exists()
+
+
+def test_names_of_classes_with_tabs_are_errors(tmp_path):
+    """Predictions are written in columns separated by tabs."""
+    source = write_files(tmp_path / "given", files(valid=1, classes=("ant", "a\tbee")))
+    message = error_of("cifar10", "--from", source, "--out", tmp_path / "out")
+    assert r"the class 'a\tbee' has a tab or line break in its name: rename its folder" in message
 
 
 VALID_SETS = {

@@ -112,3 +112,12 @@ def test_reviews_that_are_not_utf8_are_errors(tmp_path):
     source = write_files(tmp_path / "given", {**REVIEWS, "aclImdb/train/neg/0_2.txt": b"caf\xe9"})
     message = error_of("imdb", "--from", source, "--out", tmp_path / "out")
     assert "the review neg/0_2.txt is not UTF-8 text" in message and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["lra_text", "imdb", "imdb_lm"])
+def test_copies_of_the_reviews_are_errors(name, tmp_path):
+    copies = {f"{folder}/{path}": content for folder in "ab" for path, content in REVIEWS.items()}
+    source = write_tar(tmp_path / "copies.tar", copies, mode="w")
+    message = error_of(name, "--from", source, "--out", tmp_path / "out")
+    assert "--from has files in a/aclImdb and b/aclImdb, which may be the same ones" in message
+    assert not (tmp_path / "out").exists()

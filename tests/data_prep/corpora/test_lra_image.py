@@ -93,6 +93,12 @@ def test_unequal_classes_have_the_same_proportions_in_each_part():
     assert [found[n : n + 10].count("ant") for n in range(0, 100, 10)] == [1] * 10
 
 
+def test_copies_of_the_batches_are_errors(tmp_path):
+    folder = write_files(tmp_path, {f"{name}/{path}": x for name in "ab" for path, x in batches().items()})
+    message = error_of("lra_image", "--from", folder, "--out", tmp_path / "out")
+    assert "--from has files in a/cifar-10-batches-py and b/cifar-10-batches-py, which may" in message
+
+
 class Evil:
     def __reduce__(self):
         return (os.system, ("touch evil",))

@@ -67,6 +67,20 @@ def test_broken_lines_are_left_out_and_counted(line, message, tmp_path, capsys):
     assert f"{path} has only 24 rows, but --cut requests 24 + 1 + 1" in message
 
 
+def test_copies_of_a_file_are_errors(tmp_path):
+    copy = {"other/snli_1.0_dev.jsonl": lines(3)}
+    source = write_files(tmp_path / "given", FILES | copy)
+    message = error_of("snli", "--from", source, "--out", tmp_path / "out")
+    assert "--from has files in other and snli_1.0, which may be the same ones: pass a folder" in message
+
+
+def test_splits_without_labels_are_errors(tmp_path):
+    source = write_files(tmp_path / "given", {**FILES, "snli_1.0/snli_1.0_test.jsonl": lines(0, undecided=2)})
+    message = error_of("snli", "--from", source, "--out", tmp_path / "out")
+    assert "snli_1.0_test.jsonl has no labeled pairs: expected at least one" in message
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_real_development_set_is_complete(published):
     found = nli.pairs(published / "nli" / "snli_dev.jsonl")
     assert len(found) == nli.Snli("snli").facts["rows"]["valid"] == 9842

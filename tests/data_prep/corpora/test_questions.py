@@ -37,6 +37,10 @@ def squad(paragraphs, in_article=2):
     return json.dumps({"version": "v2.0", "data": [{"title": "a", "paragraphs": x} for x in groups]}).encode()
 
 
+def one_answer(answers):
+    return squad([{"context": "a b", "qas": [{"question": "c", "answers": answers}]}])
+
+
 def chinese(i):
     context = f"第{i}年，北京人住在上海。这是中国的城市。"
     found = {"text": "北京人", "answer_start": 0}  # wrong, as in some rows of CMRC
@@ -152,6 +156,12 @@ def test_vocabulary_of_a_folder(config, lowercase, file, tmp_path):
     assert rows(out / "bin", "train")[0][1][0] == ("who" if lowercase else "Who")
 
 
+def test_invalid_configurations_are_errors(file, tmp_path):
+    folder = bert(tmp_path / "bert", b"")
+    message = error_of("squad", *cut_flags(file, tmp_path / "out", pieces=("--bert", folder)))
+    assert f"{folder / 'tokenizer_config.json'} is not a JSON object (" in message
+
+
 def test_broken_questions_are_left_out_and_counted(tmp_path, capsys):
     """The other answers keep their positions in a context with line separators and a mark."""
     context = "\ufeffOne\u2028Rome, two\r\nRome\x85 and \x0b three Rome."
@@ -260,6 +270,13 @@ def test_unpaired_surrogates_are_left_out_and_counted(place, tmp_path, capsys):
             (2, 1),
             "(KeyError('answers'))",
         ),
+        (
+            one_answer([{"text": "b", "answer_start": "4"}]),
+            (2, 1),
+            "answer_start is of type str instead of int",
+        ),
+        (one_answer([{"text": "b"}]), (2, 1), "(KeyError('answer_start'))"),
+        (one_answer({"text": ["b"], "answer_start": [4]}), (2, 1), "answers is of type dict instead of list"),
         (squad([paragraph(i) for i in range(4)]), (10, 7), "has only 12 rows"),
         (
             squad([paragraph(0)] * 2),

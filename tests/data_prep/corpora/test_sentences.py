@@ -61,6 +61,7 @@ def test_pairs_and_a_test_set(tmp_path):
     [
         ({"train.input0.txt": b"a\n" * 9}, "train.input0.txt has 9 lines, but {}/train.label has 10"),
         ({"valid.label": b"gut\n \n"}, "valid.label line 2 is empty: each text needs a label"),
+        ({"valid.label": b"gut\t\nsehr\tschlecht\n"}, "valid.label line 2 has a tab in its label: replace"),
         ({"valid.label": b"gut\ngood\n"}, "the label 'good', but the training set has only gut"),
     ],
 )
