@@ -21,6 +21,7 @@ from torch.utils.benchmark import timer
 
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser, output_path
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.files import output_folder, write_atomic
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -141,7 +142,8 @@ def report(rows: list[dict], title: str, args: Namespace) -> None:
     )
     print_table(rows, title, caption)
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        with output_folder(args.json.parent):
+            write_atomic(args.json, json.dumps(rows, indent=1) + "\n")
 
 
 def print_table(rows: list[dict], title: str, caption: str) -> None:

@@ -48,6 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
     gc.set_threshold(100_000, 50, 100)
     # Importing fairseq sets the root logger to DEBUG, a level at which Pillow logs every chunk of a PNG file.
     logging.getLogger("PIL").setLevel(logging.INFO)
+    if getattr(sys.stdout, "errors", "") == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # tables contain ±, which some locales lack
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         listing = "\n".join(f"  {name:<16} {summary}" for name, (_, summary) in COMMANDS.items())
@@ -55,12 +57,13 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"\n{EXAMPLES}", end="")
     elif name in COMMANDS or name in INTERNAL:
         try:
-            command = import_module(INTERNAL[name] if name in INTERNAL else COMMANDS[name][0])
+            import_module(INTERNAL[name] if name in INTERNAL else COMMANDS[name][0]).main(rest)
         except ModuleNotFoundError as error:
+            if str(error.name).startswith(("fairseq_lrpe", "data_prep")):  # a bug
+                raise
             sys.exit(f"lrpe {name}: {error}: run `pip install 'fairseq-lrpe[train]'`")
         except KeyboardInterrupt:
             sys.exit(130)  # the import of torch and fairseq takes seconds
-        command.main(rest)
     else:
         listing = "`lrpe --help` lists the commands"
         sys.exit(f"lrpe: unknown command {name!r}{choices(name, COMMANDS, listing)}")

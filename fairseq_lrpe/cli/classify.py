@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import write_atomic
+from fairseq_lrpe.utils.files import output_folder, write_atomic
 
 TASKS = ("sentence_prediction", "classification", "image_classification")
 
@@ -40,7 +40,8 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             model = load.load_model(checkpoint, data=args.data, cpu=args.cpu)
             for split, path in args.splits:
-                write_atomic(path, classify.tsv(model.predict_split(split)))
+                with output_folder(path.parent):
+                    write_atomic(path, classify.tsv(model.predict_split(split)))
 
 
 def split_file(text: str) -> tuple[str, Path]:
@@ -48,6 +49,8 @@ def split_file(text: str) -> tuple[str, Path]:
     split, equals, path = text.partition("=")
     if not equals:
         raise ArgumentTypeError(f"expected SPLIT=FILE, such as valid=predictions.tsv, not {text!r}")
+    if Path(path).is_dir():
+        raise ArgumentTypeError(f"{path or repr(text)} is a folder: give the path of a file")
     return split, Path(path)
 
 

@@ -16,16 +16,22 @@ from rich.console import Console
 from rich.table import Column, Table
 from tqdm import tqdm
 
+from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.definition.experiment import Experiment, build_config
 from fairseq_lrpe.experiments.definition.kinds import KINDS, lm
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import runner
-from fairseq_lrpe.experiments.execution.run_directory import locked, read_json
+from fairseq_lrpe.experiments.execution.run_directory import (
+    data_differences,
+    locked,
+    read_json,
+    read_settings,
+)
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, method_style
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser, resumable
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import save_figure
+from fairseq_lrpe.utils.files import REPOSITORY, save_figure
 from fairseq_lrpe.utils.gpus import gpus_here
 
 
@@ -57,7 +63,7 @@ def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) 
         UserError: if the folder has no finished run of the kind lm, a block is too long for the model or the
             split, or ``rope_scaling`` is invalid or impossible for the model.
     """
-    settings = read_json(folder / "run.json")
+    settings = read_settings(folder)
     if not settings:
         raise UserError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
     if settings["kind"] != "lm":
@@ -71,11 +77,27 @@ def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) 
     cfg.evaluations = {f"test_{n}{suffix}": {"split": "test", "length": n, **scaled} for n in lengths}
     experiment = Experiment(run.experiment, cfg, kind, str(folder / "run.json"), [])
     job = Job(experiment, run, folder.parent, moved=folder)
+    check_data(job, settings["data"])
     for length in lengths:
         lm.check_length(job, "test", length)
         if rope_scaling is not None:
             lm.rope_scaling(rope_scaling, length, lm.model_flags(job))
     return job
+
+
+def check_data(job: Job, before: dict[str, int]) -> None:
+    """Raises UserError if the test split is not that of the run's training or recorded evaluations."""
+    tokens, folder = lm.check_length(job, "test", 1), REPOSITORY / job.cfg.data
+    different = data_differences(
+        {name: before[name] for name in layout.text(["test"]) if name in before},
+        {name: (folder / name).stat().st_size for name in layout.text(["test"])},
+    )
+    evaluations = [of for of in job.record["evaluations"].values() if "settings" in of]
+    recorded = {of["tokens"] for of in evaluations if of["settings"]["split"] == "test"}
+    different += [f"its test split had {count:,} tokens, now {tokens:,}" for count in recorded - {tokens}]
+    if different:
+        wrong = f"{folder} is not the data of the run in {job.folder} ({'; '.join(different)})"
+        raise UserError(f"{wrong}: restore the data, or train the run again")
 
 
 def evaluate_lengths(job: Job) -> dict[int, dict]:

@@ -13,6 +13,7 @@ from data_prep import prepare
 from fairseq_lrpe.cli import table
 from fairseq_lrpe.cli.results import RECORDED
 from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.execution.launch import results_path
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser
 from fairseq_lrpe.utils.files import REPOSITORY
 from fairseq_lrpe.utils.subprocesses import available_cores
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
     text = "training updates of each model (default: see configs/lm/quickstart.yaml)"
     parser.add_argument("--updates", type=min_int(1), help=text)
     text = "output folder (default: results/quickstart, or results/quickstart-FOLDER with --from)"
-    parser.add_argument("--results", type=abs_path, help=text)
+    parser.add_argument("--results", type=results_path, help=text)
     args = parser.parse_args(arguments)
     name = f"quickstart-{args.source.name}" if args.source else "quickstart"
     results, start = args.results or REPOSITORY / "results" / name, time.time()

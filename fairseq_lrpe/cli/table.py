@@ -95,7 +95,7 @@ def show(table: Table, args: Namespace, errors: list[str]) -> None:
 
     records = reports.read_table_runs(table, args.results)
     reports.show_table(table, records)
-    if args.plot and not errors:
+    if args.plot:
         plots.plot_table(table, records, args.plot)
 
 

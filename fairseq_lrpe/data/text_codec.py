@@ -82,7 +82,7 @@ class Moses:
 def load(data: Path) -> Moses:
     """Returns the codec of the prepared translation data in a folder."""
     note = data / PREPARATION
-    if not note.is_file() or json.loads(note.read_text()).get("bpe") != Moses.facts["bpe"]:
+    if not note.is_file() or json.loads(note.read_text("utf-8")).get("bpe") != Moses.facts["bpe"]:
         raise UserError(f"{note} is missing or not for translation: prepare a corpus (see `{PREPARE}`)")
     codec = Moses(data.parent)
     if not codec.path.is_file():

@@ -9,10 +9,9 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset, infer_dataset_impl
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
+from fairseq_lrpe.data.layout import PREPARE_AGAIN
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.errors import UserError
-
-PREPARE_AGAIN = "remove its folder and prepare it again"
 
 
 def check_data(args, splits: list[str]) -> None:
@@ -62,10 +61,4 @@ def check_binary(prefix: Path) -> None:
     if kind is None:
         raise UserError(f"{prefix}.bin or {prefix.name}.idx is missing or damaged: {PREPARE_AGAIN}")
     if kind == "mmap":
-        index, size = MMapIndexedDataset.Index(f"{prefix}.idx"), Path(f"{prefix}.bin").stat().st_size
-        expected = int(index.sizes.sum(dtype=np.int64)) * np.dtype(index.dtype).itemsize
-        if size != expected:
-            raise UserError(
-                f"{prefix}.bin has {size:,} bytes instead of the {expected:,} that its index describes: "
-                f"{PREPARE_AGAIN}, or run fairseq-preprocess on the text again"
-            )
+        layout.check_size(prefix)

@@ -24,7 +24,7 @@ GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its o
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 REJECTION = re.compile(r"fairseq_lrpe: |(fairseq-[a-z-]+|\w+\.py): error: ")
 """Start of the last line that a command of fairseq prints if it rejects its arguments."""
-SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
+SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "PYTHONUTF8": "1"}
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -83,7 +83,7 @@ def run_command(
                 terminate_group(process, seconds_in_job() if by_slurm else GRACE_PERIOD)
             raise
     if process.returncode:
-        tail = log.read_text(errors="replace").splitlines()[-8:]
+        tail = log.read_text("utf-8", "replace").splitlines()[-8:]
         if REJECTION.match(tail[-1]):
             raise CommandRejected(f"{command[0]} rejects its arguments: {REJECTION.sub('', tail[-1])}")
         ending = "\n".join([f"end of {log}:", *tail])

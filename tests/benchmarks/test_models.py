@@ -46,13 +46,13 @@ def test_flags_after_two_dashes_apply_to_all(tmp_path):
 
 
 def test_generation(tmp_path):
-    words = [*SMALL, "--length", 6, "--beam", 2, "--json", tmp_path / "x.json"]
+    words = [*SMALL, "--length", 6, "--beam", 2, "--json", tmp_path / "new/x.json"]
     decoder = "--decoder-attention linear --encoding-in both"
     archs = ["linear_lm_rope", "transformer_lm", "transformer", f"linear_transformer_rope {decoder}"]
     archs += ["softmax_lm_tupe_a", "linear_lm_base --token-positions learned"]  # with tables of positions
     done = run_here(generate.main, *archs, *words)
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "x.json").read_text())
+    rows = json.loads((tmp_path / "new/x.json").read_text())
     assert [row["model"] for row in rows] == archs
     assert all(row["tokens/s"] == pytest.approx(1000 / row["ms a token"]) for row in rows)
 

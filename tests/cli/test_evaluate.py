@@ -214,6 +214,23 @@ def test_invalid_scaling_is_rejected_first(trained, tmp_path):
     assert not list(folder.glob("eval-*yarn*"))
 
 
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_other_test_split_is_rejected(trained, measured, tmp_path, data_bin, is_listed):
+    """Also if run.json does not list its files, because no evaluation of the YAML uses it."""
+    folder = copied(trained, tmp_path)
+    settings = read(folder, "run.json")
+    data = shutil.copytree(data_bin, tmp_path / "data")
+    for end in ("bin", "idx"):
+        if is_listed:
+            settings["data"][f"test.{end}"] = (data / f"test.{end}").stat().st_size
+        shutil.copy(data / f"valid.{end}", data / f"test.{end}")
+    settings["config"]["data"] = str(data)
+    (folder / "run.json").write_text(json.dumps(settings))
+    message = error_of(folder, 20, 64)
+    assert f"{data} is not the data of the run" in message and "test split had" in message
+    assert ("data.test.bin was" in message) == is_listed
+
+
 def test_unfinished_run_is_rejected(trained, tmp_path):
     folder = copied(trained, tmp_path)
     (folder / "evaluation.json").write_text("{}")

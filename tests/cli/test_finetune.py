@@ -17,6 +17,7 @@ from scipy.stats import pearsonr
 from support.tiny import REPOSITORY, preprocess
 
 from fairseq_lrpe.cli import finetune, train
+from fairseq_lrpe.experiments.inference import glue_submission
 from fairseq_lrpe.experiments.reporting.records import read_run
 
 QUIET = {"num_workers": 0, "data_buffer_size": 0}
@@ -175,6 +176,18 @@ def test_predictions_match_the_labels_and_fairseqs_metrics(place, done):
             log = [json.loads(line) for line in (part / "log.jsonl").read_text().splitlines()]
             best = max(entry[f"valid_{metric}"] for entry in log if entry["kind"] == "valid")
             assert measured[metric] == pytest.approx(best, abs=0.06)  # fairseq rounds
+
+
+def test_best_score_is_a_number(tmp_path):
+    config = {"task": "RTE", "data": "data/glue", "evaluate": {"checkpoint": "best.pt"}}
+    for seed, score in ((1, math.nan), (2, 60.0), (3, 50.0)):
+        folder = tmp_path / f"seed-{seed}"
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints/best.pt").touch()
+        record = {"finished": "now", "evaluations": {"valid": {"score": score}}}
+        (folder / "evaluation.json").write_text(json.dumps(record))
+        (folder / "run.json").write_text(json.dumps({"kind": "glue", "config": config}))
+    assert glue_submission.best_runs([tmp_path])["RTE"].score == 60
 
 
 def test_a_submission(place, done, tmp_path):

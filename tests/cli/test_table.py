@@ -11,7 +11,7 @@ from support.tiny import pretend_gpus, run_command, run_here
 from fairseq_lrpe.cli import table as table_command
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.table import SCALES, Table
-from fairseq_lrpe.experiments.execution import scheduler
+from fairseq_lrpe.experiments.execution import scheduler, slurm
 from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job
@@ -126,7 +126,7 @@ WORKING = ("ablation_identity_unitary", "ablation_identity_orthogonal")
 FAILING = "ablation_identity_permutation"
 
 
-def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(data_bin, tmp_path):
+def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(data_bin, tmp_path, monkeypatch):
     def folder(method):
         return tmp_path / f"lm/mini/linear_{method}/{CHANGES}/seed-1"
 
@@ -134,7 +134,7 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
     (folder(FAILING) / "run.json").write_text("{}}")
     words = ["tmlr_table5", "--scale", "mini", "--jobs", 2, "--cpu", "--results", tmp_path]
     words += [*SMALL, f"data={data_bin}", "--methods", *WORKING]
-    done = run(*words, FAILING)
+    done = run(*words, FAILING, "--plot", tmp_path / "plot.svg")
     assert done.returncode == 1
     for method in WORKING:
         assert json.loads((folder(method) / "run.json").read_text())["updates"] == 4
@@ -143,6 +143,7 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
     last = done.stderr.strip().splitlines()[-1]
     assert f"lm/mini/linear_{FAILING}/{CHANGES}/seed-1: " in last and "run.json is damaged" in last
     assert "| linear | Identity × Unitary |" in done.stdout and "(4 updates)" in done.stdout
+    assert (tmp_path / "plot.svg").exists()
 
     settings = json.loads((folder(WORKING[1]) / "run.json").read_text())
     other = settings | {"data": {name: size + 2 for name, size in settings["data"].items()}}
@@ -156,6 +157,15 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
     again = run_here(table_command.main, *words)
     assert again.returncode == 0 and "started" not in again.stdout, again.stderr
     assert before == (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
+
+    damaged = folder(WORKING[0]) / "evaluation.json"
+    damaged.write_text("{")
+    again = run_here(table_command.main, *words)
+    assert again.returncode == 1 and f"{damaged} is damaged (" in again.stderr
+    assert "| linear | Identity × Orthogonal |" in again.stdout and "(4 updates)" in again.stdout
+    monkeypatch.setattr(slurm, "squeue", list)
+    status = run_here(table_command.main, *words, "--status")
+    assert status.returncode == 0 and status.stdout.endswith("1 failed, 1 finished\n"), status.stderr
 
 
 @pytest.fixture

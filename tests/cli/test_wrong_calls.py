@@ -5,12 +5,15 @@ language model, {damaged} a file that is not a checkpoint, {fine_tuned} has fine
 a folder that must not be created.
 """
 
+import errno
 import io
 import json
+import os
+import subprocess
 
 import pytest
 import torch
-from support.tiny import run_here
+from support.tiny import BIN, REPOSITORY, run_here
 
 from fairseq_lrpe.cli import COMMANDS
 from fairseq_lrpe.cli import main as lrpe
@@ -18,6 +21,8 @@ from fairseq_lrpe.cli import main as lrpe
 OVERRIDES = [
     ("updates=!!python/object:os.system x", "should be a valid integer"),
     ("data=???", "Missing mandatory value: data"),
+    ("data=/tmp/a:b", "data: fairseq splits the path /tmp/a:b at ':': use another folder"),
+    ("--results=/tmp/a:b", "--results: fairseq splits the path /tmp/a:b at ':': use another folder"),
     ("kind=roberta", "lm/mini is of kind lm: use another experiment"),
     ("starts_from=nosuch", "nosuch does not exist"),
     ("starts_from=lm/quickstart", "which is not trained: `lrpe train"),
@@ -73,6 +78,7 @@ CALLS = [
     ("classify", "tests {data} valid=x", "tests is a folder without a run"),
     ("classify", "{checkpoint} {data}", "was trained on the task language_modeling"),
     ("classify", "{checkpoint} {data} valid", "expected SPLIT=FILE"),
+    ("classify", "{checkpoint} {data} valid=tests", "tests is a folder: give the path of a file"),
     ("evaluate-synthetic", "{checkpoint} x a:num_item=3", "unknown size 'num_item' (did you mean"),
     ("evaluate-synthetic", "{checkpoint} x a:num_items=many", "invalid evaluation value: 'a:num_items=many'"),
     ("evaluate-synthetic", "{checkpoint} x test:", "expected a model of synthetic_lm"),
@@ -118,17 +124,42 @@ def test_usage_names_the_command(name):
     assert run_here(lrpe, name, "--help").stdout.startswith(f"usage: lrpe {name} ")
 
 
-@pytest.mark.parametrize("content", ["[]", ""])
-def test_damaged_run_json(content, places, tmp_path):
+@pytest.mark.parametrize(("content", "message"), [
+    ("[]", "run.json is damaged"),
+    ("", "run.json is damaged"),
+    ('{"kind": "lm"}', "run.json lacks the key "),
+    (None, "but no settings (run.json): remove the folder"),
+])  # fmt: skip
+def test_damaged_run_json(content, message, places, tmp_path):
     folder = tmp_path / "lm/mini/linear_rope/seed-1"
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(content)
+    if content is not None:
+        (folder / "run.json").write_text(content)
     (folder / "evaluation.json").write_text("{}")  # marks the run as trained
+    reading = [["evaluate", folder, 32], ["generate", folder]]
     for words in (
-        ["evaluate", folder, 32],
+        *(reading if content is not None else ()),
         ["train", "lm/mini", "rope", "--cpu", "--results", tmp_path, f"data={places['data']}"],
     ):
         done = run_here(lrpe, *words)
         [line] = done.stderr.strip().splitlines()
-        assert done.returncode == 1 and "run.json is damaged" in line
-        assert (folder / "run.json").read_text() == content
+        assert done.returncode == 1 and message in line
+        assert content is None or (folder / "run.json").read_text() == content
+
+
+def test_folder_that_cannot_be_locked(places, tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    words = ["lm/mini", "rope", "--cpu", "--results", tmp_path, f"data={places['data']}"]
+    [line] = run_here(lrpe, "train", *words).stderr.strip().splitlines()
+    assert f"{tmp_path}/lm/mini/linear_rope/seed-1 cannot be locked (No locks available): use " in line
+
+
+def test_tables_in_every_locale():
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(REPOSITORY)}
+    words = "results --results docs/results --table quickstart --format markdown".split()
+    command = [BIN / "python", "-m", "fairseq_lrpe", *words]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True)
+    assert done.returncode == 0 and b"\\xb1" in done.stdout, done.stderr  # ±

@@ -30,6 +30,12 @@ def test_lines_are_passed_on_and_logged(tmp_path):
     assert (tmp_path / "log").read_bytes().endswith(b"\n1\n2\nno end \xff")
 
 
+def test_commands_write_utf8_in_every_locale(tmp_path):
+    environment = {"LC_ALL": "en_US.ISO-8859-1", "PYTHONIOENCODING": ""}
+    subprocesses.run_command(["python", "-c", "print('ρ')"], tmp_path / "log", environment=environment)
+    assert (tmp_path / "log").read_bytes().endswith("ρ\n".encode())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_command_ends_when_its_parent_is_killed(tmp_path):
     sleeps = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"

@@ -1,5 +1,9 @@
 """A run: one training with its evaluations, and its folder in the results."""
 
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -8,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fairseq_lrpe.methods import ATTENTIONS, aliases
+from fairseq_lrpe.methods import ATTENTIONS, aliases, canonical
 from fairseq_lrpe.utils.errors import UserError
 
 RECORDS = ("run.json", "log.jsonl", "evaluation.json")
@@ -30,13 +34,21 @@ class Run:
     changes: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        changes = (f"{key}={quote(value, safe=' ,[]{}:')}" for key, value in self.changes)
+        # fairseq splits paths at colons.
+        changes = (f"{key}={quote(value, safe=' ,[]{}')}" for key, value in self.changes)
         return "/".join((self.experiment, f"{self.attention}_{self.method}", *changes, f"seed-{self.seed}"))
 
     @classmethod
     def of(cls, settings: dict) -> "Run":
         names = "experiment", "attention", "method", "seed"
         return cls(*(settings[name] for name in names), tuple(sorted(settings["changes"].items())))
+
+    def other_run(self, settings: dict) -> str:
+        """Returns how the run of a run.json differs, such as "seed 2", or ""; keys may be missing."""
+        own = {"attention": self.attention, "method": canonical(self.method), "seed": self.seed}
+        recorded = {name: settings[name] for name in own if name in settings}
+        recorded |= {"method": canonical(recorded["method"])} if "method" in recorded else {}
+        return ", ".join(f"{name} {value}" for name, value in recorded.items() if value != own[name])
 
     def changed(self, changes: dict[str, object]) -> "Run":
         texts = {key: as_text(value) for key, value in changes.items()}
@@ -50,16 +62,38 @@ class Run:
 
 def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
     """Returns the run folders below a folder; only those of ``experiment``, a relative path, if given."""
-    found = (path for path in folder.rglob("seed-*") if any((path / name).exists() for name in RECORDS))
-    experiments = ((path, experiment_of(path, folder)) for path in found)
-    return sorted(path for path, one in experiments if one is not None and experiment in (None, one))
+    experiments = ((path, experiment_of(path, folder)) for path in _folders(folder))
+    found = (path for path, one in experiments if one is not None and experiment in (None, one))
+    return sorted(path for path in found if any((path / name).exists() for name in RECORDS))
+
+
+def _folders(folder: Path, outer: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Yields the folders below a folder; symbolic links are followed, except to a folder in their path."""
+    outer = outer | {os.path.realpath(folder)}
+    with suppress(OSError):  # unreadable folders are ignored
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and os.path.realpath(path) not in outer:
+                yield path
+                yield from _folders(path, outer)
 
 
 def experiment_of(path: Path, folder: Path) -> Path | None:
-    """Returns the experiment in a run folder's path, between ``folder`` and ATTENTION_METHOD, or None."""
-    parents = path.relative_to(folder).parents
+    """Returns the experiment in a run folder's path, between ``folder`` and ATTENTION_METHOD.
+
+    Returns None for other paths than EXPERIMENT/ATTENTION_METHOD/KEY=VALUE/../seed-SEED.
+    """
     prefixes = tuple(f"{attention}_" for attention in ATTENTIONS)
-    return next((path.parent for path in parents if path.name.startswith(prefixes)), None)
+    for parent in path.relative_to(folder).parents if is_seed(path) else ():
+        if parent.name.startswith(prefixes):
+            return parent.parent
+        if "=" not in parent.name:
+            break
+    return None
+
+
+def is_seed(folder: Path) -> bool:
+    """Returns whether the name of a folder is seed-SEED, unlike that of a copy such as seed-1-old."""
+    return bool(re.fullmatch(r"seed-\d+", folder.name))
 
 
 def as_value(text: str) -> object:

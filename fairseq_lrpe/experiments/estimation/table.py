@@ -1,5 +1,6 @@
 """The estimate of a list of runs as a table, with one row for all trainings that cost the same."""
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from dataclasses import replace
@@ -54,7 +55,7 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
     names = "trainings", "parameters", "tokens", "FLOPs", "GB per GPU", "hours each"
     table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in names))
     for run, group in group_by_cost(jobs).items():
-        finished = sum("finished" in job.record for job in group)
+        finished = sum(is_trained(job) for job in group)
         count = f"{len(group):,}" + (f", {finished:,} finished" if finished else "")
         name = str(run).removesuffix("/seed-0")
         try:
@@ -75,6 +76,14 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
     for problem in dict.fromkeys(problems):
         print(f"Not estimated: {problem}.")
     print("Evaluations are not included. docs/cluster.md explains the numbers.")
+
+
+def is_trained(job: Job) -> bool:
+    try:
+        return "finished" in job.record
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return False
 
 
 def group_by_cost(jobs: list[Job]) -> dict[Run, list[Job]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fairseq_lrpe.experiments.definition.run import Run, run_folders
 from fairseq_lrpe.experiments.execution import run_directory
-from fairseq_lrpe.experiments.execution.run_directory import locked, read_json
+from fairseq_lrpe.experiments.execution.run_directory import locked, read_json, write_json
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_file
@@ -31,6 +31,8 @@ def start(job, settings: dict) -> None:
         try:
             with locked(shorter):
                 check(job, settings, shorter, updates)
+                settings["extended"] = {"from": str(shorter.relative_to(job.results)), "updates": updates}
+                write_json(job.folder / "run.json", settings)  # a folder without it is not resumed
                 (job.folder / "checkpoints").mkdir(exist_ok=True)
                 for path in filter(Path.exists, (shorter / name for name in FILES)):
                     with atomic_file(job.folder / path.relative_to(shorter)) as part:
@@ -38,7 +40,6 @@ def start(job, settings: dict) -> None:
         except UserError as error:
             job.say(f"not extending a shorter run: {error}")
         else:
-            settings["extended"] = {"from": str(shorter.relative_to(job.results)), "updates": updates}
             job.say(f"extending: {job.folder} resumes after the {updates} updates of {shorter}")
             return
 

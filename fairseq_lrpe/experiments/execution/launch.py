@@ -1,14 +1,15 @@
 """The machine of a training (GPUs, nodes, precision) and its fairseq-train command."""
 
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from fairseq_lrpe.utils.cli import abs_path, min_int
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, display_path
+from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, check_colon, display_path
 from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.subprocesses import as_flags
 
@@ -42,7 +43,16 @@ def add_machine_flags(parser: ArgumentParser) -> None:
 
 def add_results_flag(parser: ArgumentParser) -> None:
     text = "folder of the runs (default: %(default)s)"
-    parser.add_argument("--results", type=abs_path, default=REPOSITORY / "results", help=text)
+    parser.add_argument("--results", type=results_path, default=REPOSITORY / "results", help=text)
+
+
+def results_path(text: str) -> Path:
+    path = abs_path(text)
+    try:
+        check_colon("--results", path)
+    except UserError as error:
+        raise ArgumentTypeError(str(error)) from None
+    return path
 
 
 def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:

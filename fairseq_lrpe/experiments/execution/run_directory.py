@@ -16,10 +16,15 @@ from pathlib import Path
 from typing import IO
 
 from fairseq_lrpe.experiments.definition.experiment import foreign_encoding, is_non_identifying
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
 
 LAST = "checkpoint_last.pt"
+SETTINGS = "experiment attention method seed changes kind updates precision flags starts_from data started "
+SETTINGS = (SETTINGS + "config.choose config.data config.evaluate.checkpoint").split()
+"""Keys of run.json without which a run can be neither resumed nor evaluated."""
+REMEDY = "restore it, or remove the run's folder"
 
 
 def installed_versions() -> dict[str, str | None]:
@@ -68,12 +73,25 @@ def read_json(path: Path) -> dict:
     try:
         return object_in(path)
     except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}): repair or remove it") from None
+        remedy = REMEDY if path.name == "run.json" else "restore or remove it"
+        raise UserError(f"{path} is damaged ({error}): {remedy}") from None
+
+
+def read_settings(folder: Path, keys: Iterable[str] = SETTINGS) -> dict:
+    """Returns the content of run.json, or {} without the file; raises UserError if a key is missing."""
+    settings = read_json(folder / "run.json")
+    for key in keys if settings else ():
+        value = settings
+        for name in key.split("."):
+            if not isinstance(value, dict) or name not in value:
+                raise UserError(f"{folder / 'run.json'} lacks the key {key}: {REMEDY}")
+            value = value[name]
+    return settings
 
 
 def object_in(path: Path) -> dict:
     """Returns the JSON object in a file, {} without a file; raises ValueError for other content."""
-    content = json.loads(path.read_text()) if path.exists() else {}
+    content = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not a JSON object")
     return content
@@ -81,7 +99,7 @@ def object_in(path: Path) -> dict:
 
 def read_lines(path: Path) -> list[dict]:
     """Returns the objects in a JSON lines file; an incomplete last line is ignored."""
-    lines, objects = path.read_text().splitlines() if path.exists() else [], []
+    lines, objects = path.read_text("utf-8").splitlines() if path.exists() else [], []
     for number, line in enumerate(lines, 1):
         try:
             objects.append({**json.loads(line)})
@@ -114,6 +132,8 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
                 if time.monotonic() > end:
                     raise InUse(f"{folder} is in use by another process: wait until it ends") from None
                 time.sleep(0.1)
+            except OSError as error:
+                raise _without_flock(folder, error) from None
         yield lock
 
 
@@ -123,27 +143,39 @@ def is_locked(folder: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError as error:
+            raise _without_flock(folder, error) from None
     return False
+
+
+def _without_flock(folder, error):
+    wrong = f"{folder} cannot be locked ({error.strerror})"
+    return UserError(f"{wrong}: use a results folder whose file system supports flock")
 
 
 def check_settings(folder: Path, settings: dict) -> None:
     """Raises UserError if the run in the folder was trained with other settings, data or initial checkpoint.
 
     The machine, except for the precision, and the versions may differ, since the total batch stays the same.
-    run.json lists the versions of the last start.
+    run.json lists the versions of the last start. Data that were neither used in training nor evaluated may
+    have been repaired.
     """
-    before = read_json(folder / "run.json")
-    trained = (folder / name for name in ("checkpoints", "evaluation.json"))
-    if not before or not any(path.exists() for path in trained):
+    before = read_settings(folder)
+    if not any((folder / name).exists() for name in ("checkpoints", "evaluation.json")):
         return
+    if not before:
+        wrong = f"{folder} contains a trained or evaluated model, but no settings (run.json)"
+        raise UserError(f"{wrong}: remove the folder")
+    if found := Run.of(settings).other_run(before):
+        wrong = f"contains a copy of the run with {found} (run.json)"
+        raise UserError(f"{folder} {wrong}: use another --results, or remove the folder")
     configs = (of_method(config, settings["method"]) for config in (before["config"], settings["config"]))
     different = setting_differences(*configs)
     for name in ("flags", "precision"):
         different += setting_differences(before[name], settings[name], name)
-    old, new = before["data"], settings["data"]
-    for name in dict.fromkeys([*old, *new]):  # files for evaluations may be added
-        if old.get(name) != new.get(name) and ("train" in name or (name in old and name in new)):
-            different.append(f"data.{name} was {old.get(name)} bytes, now {new.get(name)}")
+    unused = unused_splits(folder, before)
+    old = {name: size for name, size in before["data"].items() if Path(name).name.split(".")[0] not in unused}
+    different += data_differences(old, settings["data"])
     starts = [x["starts_from"] or {"path": None, "sha256": ""} for x in (before, settings)]
     if starts[0]["sha256"] != starts[1]["sha256"]:
         texts = [start["path"] and f"{start['path']} (SHA-256 {start['sha256'][:8]}…)" for start in starts]
@@ -159,6 +191,24 @@ def check_settings(folder: Path, settings: dict) -> None:
             f"{folder} contains a run with other settings ({'; '.join(different)}): use those settings, "
             "use another --results, or remove the folder"
         )
+
+
+def unused_splits(folder: Path, settings: dict) -> set[str]:
+    """Returns the splits of planned evaluations that neither training nor a recorded evaluation has used."""
+    evaluations, config = read_json(folder / "evaluation.json").get("evaluations", {}), settings["config"]
+    used = ["train", "valid", config.get("train", {}).get("valid_subset"), settings["flags"]]
+    used = str([*used, *(of.get("settings", {}).get("split") for of in evaluations.values())])
+    planned = {of["split"] for of in config.get("evaluations", {}).values() if of and "split" in of}
+    return {split for split in planned if split not in used}
+
+
+def data_differences(before: dict[str, int], now: dict[str, int]) -> list[str]:
+    """Returns the files that have other sizes now; files for evaluations may be added."""
+    return [
+        f"data.{name} was {before.get(name)} bytes, now {now.get(name)}"
+        for name in dict.fromkeys([*before, *now])
+        if before.get(name) != now.get(name) and ("train" in name or (name in before and name in now))
+    ]
 
 
 def _chooses(settings: dict) -> bool:
@@ -236,7 +286,7 @@ class Log:
     def __init__(self, folder: Path, name: str = "train.log", completed: int = 0):
         self.path, self.jsonl = folder / name, folder / "log.jsonl"
         logs = sorted(folder.glob("train*.log"), key=lambda path: path.stat().st_mtime)  # each node has a log
-        lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
+        lines = [line for path in logs for line in path.read_text("utf-8", "replace").splitlines()]
         found = [*read_lines(self.jsonl), *filter(None, map(self.parse, lines))]
         self.entries = in_order(entry for entry in found if entry_updates(entry) <= completed)
 
@@ -249,7 +299,7 @@ class Log:
     def record(self, line: str) -> dict | None:
         if entry := self.parse(line):
             self.entries.append(entry)
-            with self.jsonl.open("a") as file:
+            with self.jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
         return entry
 

@@ -22,6 +22,7 @@ from typing import IO
 
 from omegaconf import DictConfig, OmegaConf
 
+from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.kinds import Kind
@@ -42,6 +43,7 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import (
     REPOSITORY,
     atomic_file,
+    check_colon,
     display_path,
     output_folder,
     write_atomic,
@@ -78,8 +80,13 @@ class Job:
 
     @property
     def config(self) -> dict:
-        """The settings as a dictionary, in which ``starts_from`` is :attr:`start_name`."""
-        return OmegaConf.to_container(self.cfg, resolve=True) | {"starts_from": self.start_name}
+        """The settings as a dictionary, in which ``starts_from`` is :attr:`start_name`.
+
+        Paths in the data folder, such as ``train.embed_path``, are those without an override of ``data``.
+        """
+        own = {"data": self.cfg.data, "starts_from": self.start_name}
+        configured = OmegaConf.merge(self.cfg, {"data": self.experiment.without_overrides.cfg.data})
+        return OmegaConf.to_container(configured, resolve=True) | own
 
     @cached_property
     def start_name(self) -> str | None:
@@ -110,7 +117,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """One of "absent", "in use" (by another process or thread), "partial" and "finished".
+        """One of "absent", "in use" (by another process or thread), "damaged", "partial" and "finished".
 
         A trial is also finished if its checkpoint was removed in favor of a better trial.
         """
@@ -118,7 +125,10 @@ class Job:
             return "absent"
         if self.lock is None and is_locked(self.folder):
             return "in use"
-        record, trials = self.record, self.trials()
+        try:
+            record, trials = self.record, self.trials()
+        except UserError:
+            return "damaged"
         missing = missing_evaluations(self, record)
         tried = set(record.get("tried", ()))
         if "finished" not in record or {trial_name(self, x) for x in trials} != tried:
@@ -189,6 +199,7 @@ class Job:
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
+    check_colon("data", REPOSITORY / cfg.data)
     folder, remedy = REPOSITORY / cfg.data, "create these files with `lrpe prepare` or fairseq-preprocess"
     names = {os.path.relpath(path, folder): path for path in kind.data(cfg)}
     if absent := [name for name, path in names.items() if not path.is_file()]:
@@ -198,6 +209,8 @@ def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
             first = f"remove {display_path(bin_folder)}, then " if bin_folder.is_dir() else ""
             remedy = f"{first}`{command}{vectors}` prepares it"
         raise UserError(f"{folder} lacks {', '.join(absent)}: {remedy}, or override data=FOLDER")
+    for path in names.values():
+        layout.check_file(path)
     return {name: path.stat().st_size for name, path in names.items()}
 
 
@@ -370,8 +383,9 @@ def record_evaluation(job: Job, name: str, measured: dict) -> None:
 
 
 def check_finished(job: Job) -> None:
-    """Raises a UserError if a finished run was trained with other data or settings than the job's."""
-    now = read_json(job.folder / "run.json")
+    """Raises a UserError if a run's files are damaged, or its data or settings are not the job's."""
+    now = run_directory.read_settings(job.folder)
+    now |= {**asdict(job.run), "changes": dict(job.run.changes)}
     now |= {"config": job.config, "flags": job.extra_flags, "data": data_sizes(job.kind, job.cfg)}
     if job.precision is not None:
         now["precision"] = job.precision

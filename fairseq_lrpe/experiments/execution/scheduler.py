@@ -54,7 +54,7 @@ def jobs_with_data(
             messages[f"{run.experiment} is skipped: {error}"] = None
             continue
         try:
-            if job.state == "finished":
+            if job.state in ("finished", "damaged"):
                 check_finished(job)
             ready[run] = job
         except UserError as error:

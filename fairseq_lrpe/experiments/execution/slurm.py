@@ -209,10 +209,11 @@ def squeue() -> list[str]:
 
 def queue(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
     """Returns {run: (id, state)} of the unfinished runs with a pending or running job."""
-    runs, found = {str(job.folder): run for run, job in jobs.items()}, {}
+    real = os.path.realpath  # another command may have used another path of the results folder
+    runs, found = {real(job.folder): run for run, job in jobs.items()}, {}
     for line in squeue():
         number, state, node, reason, comment = line.split("|", 4)
-        if (run := runs.get(comment)) and jobs[run].state != "finished":
+        if (run := runs.get(real(comment))) and jobs[run].state != "finished":
             state = f"queued ({reason})" if state == "PENDING" else f"{state.lower()} on {node}"
             found[run] = number, state
     return found
@@ -224,10 +225,12 @@ def ended_state(job: Job) -> tuple[str, str]:
     number = max((int(path.name.split("_")[0]) for path in folder.glob("*_submitted.pkl")), default="-")
     if state in ("finished", "in use"):
         return str(number), "running" if state == "in use" else state
+    if state == "damaged":
+        return str(number), f"failed: {job.folder / 'evaluation.json'} is damaged: restore or remove it"
     state = "not submitted" if number == "-" else "failed: cancelled before it started"
     logs = [*job.folder.glob("*.log"), *folder.glob(f"{number}_*_log.*")]
     for path in sorted(logs, key=lambda path: path.stat().st_mtime):
-        for line in path.read_text(errors="replace").splitlines():
+        for line in path.read_text("utf-8", "replace").splitlines():
             if line.strip() and not line.startswith(("srun: ", "submitit ")):
                 state = f"failed: {line} ({path})"
     return str(number), state

@@ -8,6 +8,7 @@ requires, but for which there is no model, are listed. For example:
   lrpe glue-submission results/classifier/{sst2,qnli,qqp,mnli}/softmax_gcdf
 """
 
+import math
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,10 +17,13 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from fairseq_lrpe.data.glue_tasks import TASKS
-from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json
+from fairseq_lrpe.experiments.definition.run import is_seed
+from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json, read_settings
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, output_folder
+
+KEYS = ("kind", "config.data", "config.evaluate.checkpoint")
 
 
 class GlueRun(NamedTuple):
@@ -37,8 +41,9 @@ def submission_files(task: str) -> dict[str, str]:
 
 def finished_runs(folder: Path) -> Iterator[GlueRun]:
     """Yields a method's finished runs on GLUE tasks that still have a checkpoint, without trials."""
-    for path in (*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*"))):
-        record, settings = (read_json(path / f"{name}.json") for name in ("evaluation", "run"))
+    folders = (*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*")))
+    for path in filter(is_seed, folders):
+        record, settings = read_json(path / "evaluation.json"), read_settings(path, KEYS)
         if "finished" not in record or settings.get("kind") not in ("glue", "classifier"):
             continue
         config, is_glue = settings["config"], settings["kind"] == "glue"
@@ -49,7 +54,8 @@ def finished_runs(folder: Path) -> Iterator[GlueRun]:
         scores = [x[metric] for x in record["evaluations"].values() if metric in x]
         checkpoint = evaluated_checkpoint(path, config["evaluate"]["checkpoint"])
         if scores and checkpoint.exists():
-            yield GlueRun(scores[0], task, path, data, checkpoint)
+            score = -math.inf if math.isnan(scores[0]) else scores[0]
+            yield GlueRun(score, task, path, data, checkpoint)
 
 
 def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:

@@ -10,7 +10,7 @@ from fairseq import checkpoint_utils, utils
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 from fairseq_lrpe.encodings.rotation import scale_rotations
-from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json
+from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_settings
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 from fairseq_lrpe.utils.errors import UserError
@@ -112,7 +112,7 @@ def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
     """Returns the evaluated checkpoint of a run's folder, or a checkpoint file, and its task's settings."""
     checkpoint = path
     if path.is_dir():
-        run = read_json(path / "run.json")
+        run = read_settings(path, ["config.evaluate.checkpoint"])
         if not run:
             example = "such as results/lm/mini/linear_rope/seed-1, or a checkpoint file"
             raise UserError(f"{path} is a folder without a run: pass a run's folder, {example}")

@@ -238,7 +238,9 @@ def page(folder: Path) -> str:
     recorded = {record.run: record for record in read if record.problem is None}
     for message in omissions(read):
         print(f"results: {message}", file=sys.stderr)
-    notes = {path.stem: path.read_text().strip() for path in sorted((folder / "notes").glob("[!.]*.md"))}
+    notes = {
+        path.stem: path.read_text("utf-8").strip() for path in sorted((folder / "notes").glob("[!.]*.md"))
+    }
     others = [text for name, text in notes.items() if name not in tables()]
     coverage, sections = [], []
     for name in tables():

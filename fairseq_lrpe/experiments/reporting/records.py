@@ -129,7 +129,7 @@ class RunRecord:
         if not logs:
             return "", ""
         newest = max(logs, key=lambda path: path.stat().st_mtime)
-        lines = newest.read_text(errors="replace").split("\n")
+        lines = newest.read_text("utf-8", "replace").split("\n")
         return newest.name, next((line for line in reversed(lines) if line.strip()), "")
 
 
@@ -152,13 +152,14 @@ def read_run(folder: Path, results: Path) -> RunRecord:
     experiment = experiment_of(folder, results)
     name, *changes, last = folder.relative_to(results / experiment).parts
     attention, _, method = name.partition("_")
-    number = last.removeprefix("seed-")
     changes = tuple(tuple(unquote(text).split("=", 1)) for text in changes)
-    seed = int(number) if number.isdecimal() else number
+    seed = int(last.removeprefix("seed-"))
     run = Run(experiment.as_posix(), attention, canonical(method), seed, changes)
     record = RunRecord(run, folder)
     try:
         record.settings = object_in(folder / "run.json")
+        if found := run.other_run(record.settings):
+            raise UserError(f"it is a copy of the run with {found} (run.json): remove it")
         record.evaluation = object_in(folder / "evaluation.json")
         record.complete()
         _read_log(record)
@@ -318,7 +319,7 @@ def read_settings(folder: Path) -> dict[Run, dict]:
     lines = {}
     for path in sorted((folder / "settings").glob("[!.]*.jsonl")):
         try:
-            found = [json.loads(line) for line in path.read_text().splitlines()]
+            found = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
             lines |= {Run.of(line): line for line in found}
         except (ValueError, KeyError) as error:
             raise _damaged(path, error) from None

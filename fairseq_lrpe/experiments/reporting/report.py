@@ -88,7 +88,7 @@ def scan(results: Path) -> Report:
 
 def _tables(name, runs):
     """Yields a table at each scale, and with each set of overrides that runs of several methods have."""
-    text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text(errors="replace")
+    text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text("utf-8", "replace")
     if not any(run.experiment in text for run in runs):  # loading all tables takes long
         return
     for scale in TableSpec(name).scales:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.run import Run, experiment_of
+from fairseq_lrpe.experiments.definition.run import Run, experiment_of, is_seed
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
@@ -221,7 +221,7 @@ def read_seeds(folder: Path) -> list[RunRecord]:
     """Returns the records of all seeds of a run, given its folder or that of a seed."""
     parent = folder.parent if folder.name.startswith("seed-") else folder
     results = next((path for path in parent.parents if experiment_of(parent / "seed-1", path)), None)
-    folders = sorted(path for path in parent.glob("seed-*") if path.is_dir())
+    folders = sorted(path for path in parent.iterdir() if is_seed(path) and path.is_dir())
     if results is None or not folders:
         raise UserError(f"{folder} is not the folder of a run, such as results/lm/mini/linear_rope/seed-1")
     records = [read_run(path, results) for path in folders]

@@ -43,6 +43,9 @@ def test_finished_runs_are_not_counted(tmp_path):
     rows, lines = estimate(train.main, *words, "--seed", 1, 2)
     [(count, *_, hours)] = rows.values()
     assert count == "2, 1 finished" and f" {hours} hours" in lines[0]
+    (folder / "evaluation.json").write_text("{")
+    done = run_here(train.main, *words, "--estimate")
+    assert done.returncode == 0 and "evaluation.json is damaged" in done.stderr and "hours" in done.stdout
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -10,8 +10,10 @@ from support.slurm_cluster import slurm_cluster, wait_until
 from support.tiny import BIN, REPOSITORY, run_here
 
 from fairseq_lrpe.cli import table, train
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.execution import slurm
 from fairseq_lrpe.experiments.execution.run_directory import read_lines
+from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -169,6 +171,15 @@ def test_jobs_in_the_queue_are_limited_and_cancelled(environment, data_bin, tmp_
     wait_until(lambda: not environment.run("squeue", "-h"), "the end of the jobs")
     rejected = run_here(table.main, *words, "--launcher", "slurm", "--slurm", "partition=none")
     assert "Invalid partition name specified" in rejected.stderr and len(rejected.stderr.splitlines()) == 1
+
+
+def test_job_is_found_by_another_path_of_the_results(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path)
+    experiment = Experiment.load("lm/mini")
+    [one] = experiment.runs("linear", "rope", [1])
+    jobs = [Job(experiment, one, results) for results in (tmp_path, tmp_path / "link")]
+    monkeypatch.setattr(slurm, "squeue", lambda: [f"7|RUNNING|node1|None|{jobs[1].folder}"])
+    assert slurm.queue({one: jobs[0]}) == {one: ("7", "running on node1")}
 
 
 def test_defaults_of_the_cluster(tmp_path, monkeypatch):

@@ -150,5 +150,5 @@ class Kind:
     def validate(self, job, name: str, **flags) -> dict[str, object]:
         log = self.run_evaluation(job, name, "fairseq-validate", "valid_subset", task=self.task, **flags)
         split = self.evaluations(job.cfg)[name]["split"]
-        entry = json.loads(re.search(rf"\| {split} \| (\{{.*\}})$", log.read_text(), re.M)[1])
+        entry = json.loads(re.search(rf"\| {split} \| (\{{.*\}})$", log.read_text("utf-8"), re.M)[1])
         return {key.removeprefix(f"{split}_"): value for key, value in entry.items()}

@@ -63,7 +63,7 @@ class Glue(Kind):
             command = prepare_command(display_path(rows.parent)) or f"{PREPARE} glue {cfg.task}"
             remedy = f"`{command}` prepares it, or override data=FOLDER if its --out was FOLDER"
             raise UserError(f"{rows.parent} has no data of {cfg.task}: {remedy}")
-        return cfg.epochs * math.ceil(json.loads(rows.read_text())["train"] / cfg.batch.total)
+        return cfg.epochs * math.ceil(json.loads(rows.read_text("utf-8"))["train"] / cfg.batch.total)
 
     def flags(self, job):
         cfg, task, updates = job.cfg, get_task(job.cfg.task), self.updates(job.cfg)

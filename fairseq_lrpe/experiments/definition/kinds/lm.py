@@ -77,7 +77,7 @@ def perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
     Raises a UserError if the number of evaluated tokens is 0 or not ``expected``, because fairseq-eval-lm
     skips samples that are too long for the model.
     """
-    text = log.read_text()
+    text = log.read_text("utf-8")
     tokens = int(re.search(r"Evaluated ([\d,]+) tokens", text)[1].replace(",", ""))
     if not tokens or tokens != (expected or tokens):
         wrong = f"fairseq-eval-lm evaluated only {tokens:,} tokens of the split"

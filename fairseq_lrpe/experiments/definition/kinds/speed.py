@@ -70,7 +70,7 @@ class Speed(Kind):
         flags = {"seed": run.seed, precision: precision != "fp32"}
         command = ["python", "-m", "fairseq_lrpe", "bench", "train", *models, *as_flags(settings)]
         job.call([*command, "--", *as_flags(flags)], name)
-        base, measured = json.loads(out.read_text())
+        base, measured = json.loads(out.read_text("utf-8"))
         found = {"relative_speed": measured["relative"], "milliseconds": measured["ms"]}
         return found | {"relative_memory": measured["MiB"] / base["MiB"]}
 

@@ -77,7 +77,7 @@ class SyntheticLM(Kind):
         program = ["python", "-m", "fairseq_lrpe", "evaluate-synthetic"]
         job.call([*program, *words, *["--cpu"] * job.cpu], "problems")
         for name in names:
-            measured = json.loads((job.folder / f"problems-{name}.json").read_text())["measured"]
+            measured = json.loads((job.folder / f"problems-{name}.json").read_text("utf-8"))["measured"]
             if "nats" not in measured:
                 measured["nats"] = math.log(2) * float(self.validate(job, name)["loss"])
             yield name, measured

@@ -58,7 +58,7 @@ def read_hypotheses(log: Path, count: int) -> tuple[list[str], list[str]]:
 
     Raises UserError unless it has a hypothesis for exactly these sentences.
     """
-    found = parse_hypotheses(log.read_text())
+    found = parse_hypotheses(log.read_text("utf-8"))
     wanted, given = set(range(count)), set(found["H"])
     if given != wanted:
         wrong = f"lacks {len(wanted - given):,} of them and contains {len(given - wanted):,} others"

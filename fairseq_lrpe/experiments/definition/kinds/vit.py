@@ -25,7 +25,7 @@ class ViT(Kind):
 
     def evaluate(self, job, name):
         entry = self.validate(job, name)
-        parameters = int(TRAINED.search((job.folder / "train.log").read_text())[1].replace(",", ""))
+        parameters = int(TRAINED.search((job.folder / "train.log").read_text("utf-8"))[1].replace(",", ""))
         measured = {key: float(entry[key]) for key in ("accuracy", "accuracy5")}
         return {**measured, "parameters": parameters / 1e6}
 

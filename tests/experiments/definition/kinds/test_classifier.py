@@ -1,9 +1,13 @@
 """Classification: evaluation of a trained model, and choosing among options of an encoding."""
 
+from pathlib import Path
+
 import pytest
 from support.labeled_data import write_gray_image_dataset
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment
+from fairseq_lrpe.experiments.execution.run_directory import setting_differences
+from fairseq_lrpe.experiments.execution.runner import Job
 
 SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
 SMALL += ["train.encoder_attention_heads=2", "batch.total=8", "batch.per_gpu=8", "train.warmup_updates=1"]
@@ -21,6 +25,18 @@ def test_metrics_are_those_of_the_predictions(tmp_path, evaluated):
     assert measured["accuracy"] == pytest.approx(100 * right / 24)
     assert measured["majority"] == pytest.approx(100 * max(up, 24 - up) / 24)
     assert found["training"].keys() == {"rows_per_second"}
+
+
+def test_word_vectors_are_read_from_the_data_folder():
+    """They do not identify a run, just as the data folder."""
+    configs = []
+    for overrides in ([], ["data=/scratch/snli"]):
+        experiment = Experiment.load("classifier/snli", overrides)
+        [run] = experiment.runs("softmax", "gcdf", [1])
+        job = Job(experiment, run, Path("results"))
+        assert job.train_flags["embed_path"] == f"{job.cfg.data}/vectors.txt"
+        configs.append(job.config)
+    assert configs[1]["data"] == "/scratch/snli" and setting_differences(*configs) == []
 
 
 def test_settings_match_the_papers():
