@@ -14,6 +14,7 @@ SHORT = "the lowest perplexity at the training length"
 LONG = "the lowest perplexity at 16 times the training length"
 RECALL = "the highest accuracy in recalling 32 pairs (training: up to 16)"
 COPY = "the most correct tokens in copies of 25 items (training: up to 20)"
+NEEDLE = "the most numbers found in texts of 16 times the training length"
 IMAGES = "the highest accuracy on CIFAR-10"
 QUESTIONS = [
     ("Linear attention", SHORT, "extrapolation", "1 ×", "linear"),
@@ -24,6 +25,8 @@ QUESTIONS = [
     ("Recall, softmax attention", RECALL, "recall", "32 pairs", "softmax"),
     ("Copying, linear attention", COPY, "length_generalization", "copy 25 tokens", "linear"),
     ("Copying, softmax attention", COPY, "length_generalization", "copy 25 tokens", "softmax"),
+    ("Needle, linear attention", NEEDLE, "needle", "16 ×", "linear"),
+    ("Needle, softmax attention", NEEDLE, "needle", "16 ×", "softmax"),
     ("Smallest cost, linear attention", SHORT, "extrapolation", "1 ×", "linear"),
     ("Smallest cost, softmax attention", SHORT, "extrapolation", "1 ×", "softmax"),
     ("Images, linear attention", IMAGES, "tmlr_table3", "cifar10", "linear"),
