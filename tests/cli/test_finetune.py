@@ -240,8 +240,8 @@ def test_other_settings_in_the_same_folder_are_rejected(place, second, tmp_path)
     other = place / "results/other.pt"
     torch.save({**torch.load(place / CHECKPOINT, weights_only=True), "more": 1}, other)
     shutil.copytree(place / "data/glue", tmp_path / "glue")
-    with (tmp_path / "glue/RTE/bin/input0/valid.bin").open("ab") as data:
-        data.write(b"more")
+    for end in ("bin", "idx"):
+        shutil.copy(*(tmp_path / f"glue/RTE/bin/input0/{split}.{end}" for split in ("train", "valid")))
     single = ("glue/mini", "rope", "--seed", "2", "--cpu")
     lost = next(name for name in trials if name != read(folder)["chosen"])
     for program, words, message in (
