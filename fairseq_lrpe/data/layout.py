@@ -1,7 +1,6 @@
 """The files in a folder of binarized data, which data_prep writes and fairseq's tasks read."""
 
 import json
-import os
 import struct
 from collections.abc import Iterable
 from itertools import count, takewhile
@@ -15,9 +14,6 @@ from fairseq_lrpe.utils.files import PREPARE, read_file
 
 SUFFIXES = (".bin", ".idx")
 PREPARE_AGAIN = "remove its folder and prepare it again"
-MAGIC = b"MMIDIDX\0\0"
-HEADER = struct.Struct("<9sQBQ")  # of fairseq's index: MAGIC, version, type of the items, number of texts
-ITEM_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 8, 8: 2, 9: 4, 10: 8}  # in bytes
 METADATA = "about.json"  # of data for ``classification`` and ``image_classification``
 PREPARATION = "preparation.json"  # tokenization settings of data for translation and ``question_generation``
 
@@ -61,7 +57,7 @@ def labeled(splits: Iterable[str], inputs: int = 1) -> list[str]:
 def check_file(path: Path) -> None:
     """Raises a UserError for a damaged .npy file, or an index (.idx) that does not match its text."""
     if path.suffix == ".idx":
-        check_size(path.with_suffix(""))
+        check_binary(path.with_suffix(""))
     elif path.suffix == ".npy":
         try:
             np.load(path, mmap_mode="r")
@@ -69,27 +65,25 @@ def check_file(path: Path) -> None:
             raise UserError(f"{path} is damaged: {PREPARE_AGAIN}") from None
 
 
-def check_size(prefix: Path) -> None:
-    """Raises a UserError if the size of a binarized text is not that in its memory-mapped index."""
-    index = Path(f"{prefix}.idx")
-    with index.open("rb") as file:
-        header = file.read(HEADER.size)
-        if len(header) == HEADER.size and not header.startswith(MAGIC):  # of another type
-            return
-        _, _, code, count = HEADER.unpack(header.ljust(HEADER.size, b"\0"))
-        if code not in ITEM_SIZES or index.stat().st_size != HEADER.size + 12 * count:
-            raise UserError(f"{prefix}.bin or {prefix.name}.idx is missing or damaged: {PREPARE_AGAIN}")
-        size, expected = Path(f"{prefix}.bin").stat().st_size, 0
-        if count:  # the lengths of the texts follow as int32, and then their starts in bytes as int64
-            file.seek(HEADER.size + 4 * (count - 1))
-            expected = ITEM_SIZES[code] * int.from_bytes(file.read(4), "little")
-            file.seek(8 * (count - 1), os.SEEK_CUR)
-            expected += int.from_bytes(file.read(8), "little")
-    if size != expected:
-        raise UserError(
-            f"{prefix}.bin has {size:,} bytes instead of the {expected:,} that its index describes: "
-            f"{PREPARE_AGAIN}, or run fairseq-preprocess on the text again"
-        )
+def check_binary(prefix: Path) -> None:
+    """Raises a UserError if a file of a binarized text is missing, or if a text does not match its index."""
+    from fairseq.data.indexed_dataset import MMapIndexedDataset, infer_dataset_impl  # takes seconds
+
+    kind = infer_dataset_impl(str(prefix))
+    try:
+        index = MMapIndexedDataset.Index(f"{prefix}.idx") if kind == "mmap" else None
+    except (ValueError, struct.error):  # the index is truncated
+        kind = None
+    if kind is None:
+        raise UserError(f"{prefix}.bin or {prefix.name}.idx is missing or damaged: {PREPARE_AGAIN}")
+    if index is not None:
+        size = Path(f"{prefix}.bin").stat().st_size
+        expected = int(index.sizes.sum(dtype=np.int64)) * np.dtype(index.dtype).itemsize
+        if size != expected:
+            raise UserError(
+                f"{prefix}.bin has {size:,} bytes instead of the {expected:,} that its index describes: "
+                f"{PREPARE_AGAIN}, or run fairseq-preprocess on the text again"
+            )
 
 
 def read_metadata(folder: Path) -> dict:

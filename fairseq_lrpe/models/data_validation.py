@@ -5,7 +5,7 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-from fairseq.data.indexed_dataset import MMapIndexedDataset, infer_dataset_impl
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
@@ -33,7 +33,7 @@ def check_data(args, splits: list[str]) -> None:
         for split in splits:
             files = [*folder.glob(f"{split}.*"), *folder.glob(f"input*/{split}.*")]
             for prefix in sorted({path.with_suffix("") for path in files if path.suffix in layout.SUFFIXES}):
-                check_binary(prefix)
+                layout.check_binary(prefix)
             if args.task in ("classification", "image_classification"):
                 check_labeled(folder, split, images=args.task == "image_classification")
         splits = splits[:1]
@@ -53,12 +53,3 @@ def check_labeled(folder: Path, split: str, images: bool = False) -> None:
             raise UserError(f"{prefix} has {len(index):,} rows, but {len(labels):,} labels: {PREPARE_AGAIN}")
         if "shape" in about and (index.sizes != prod(about["shape"])).any():
             raise UserError(f"{prefix} has rows without {prod(about['shape']):,} pixels: {PREPARE_AGAIN}")
-
-
-def check_binary(prefix: Path) -> None:
-    """Raises a UserError if a file of a binarized text is missing, or if a text does not match its index."""
-    kind = infer_dataset_impl(str(prefix))
-    if kind is None:
-        raise UserError(f"{prefix}.bin or {prefix.name}.idx is missing or damaged: {PREPARE_AGAIN}")
-    if kind == "mmap":
-        layout.check_size(prefix)

@@ -21,8 +21,10 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
 
 LAST = "checkpoint_last.pt"
-SETTINGS = "experiment attention method seed changes kind updates precision flags starts_from data started "
-SETTINGS = (SETTINGS + "config.choose config.data config.evaluate.checkpoint").split()
+SETTINGS = (
+    "experiment attention method seed changes kind updates precision flags data started starts_from "
+    "config.choose config.data config.evaluate.checkpoint"
+).split()
 """Keys of run.json without which a run can be neither resumed nor evaluated."""
 REMEDY = "restore it, or remove the run's folder"
 
@@ -157,8 +159,7 @@ def check_settings(folder: Path, settings: dict) -> None:
     """Raises UserError if the run in the folder was trained with other settings, data or initial checkpoint.
 
     The machine, except for the precision, and the versions may differ, since the total batch stays the same.
-    run.json lists the versions of the last start. Data that were neither used in training nor evaluated may
-    have been repaired.
+    run.json lists the versions of the last start.
     """
     before = read_settings(folder)
     if not any((folder / name).exists() for name in ("checkpoints", "evaluation.json")):
@@ -173,9 +174,7 @@ def check_settings(folder: Path, settings: dict) -> None:
     different = setting_differences(*configs)
     for name in ("flags", "precision"):
         different += setting_differences(before[name], settings[name], name)
-    unused = unused_splits(folder, before)
-    old = {name: size for name, size in before["data"].items() if Path(name).name.split(".")[0] not in unused}
-    different += data_differences(old, settings["data"])
+    different += data_differences(before["data"], settings["data"])
     starts = [x["starts_from"] or {"path": None, "sha256": ""} for x in (before, settings)]
     if starts[0]["sha256"] != starts[1]["sha256"]:
         texts = [start["path"] and f"{start['path']} (SHA-256 {start['sha256'][:8]}…)" for start in starts]
@@ -191,15 +190,6 @@ def check_settings(folder: Path, settings: dict) -> None:
             f"{folder} contains a run with other settings ({'; '.join(different)}): use those settings, "
             "use another --results, or remove the folder"
         )
-
-
-def unused_splits(folder: Path, settings: dict) -> set[str]:
-    """Returns the splits of planned evaluations that neither training nor a recorded evaluation has used."""
-    evaluations, config = read_json(folder / "evaluation.json").get("evaluations", {}), settings["config"]
-    used = ["train", "valid", config.get("train", {}).get("valid_subset"), settings["flags"]]
-    used = str([*used, *(of.get("settings", {}).get("split") for of in evaluations.values())])
-    planned = {of["split"] for of in config.get("evaluations", {}).values() if of and "split" in of}
-    return {split for split in planned if split not in used}
 
 
 def data_differences(before: dict[str, int], now: dict[str, int]) -> list[str]:
