@@ -30,10 +30,10 @@ def display_path(path: Path) -> Path:
     return path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path
 
 
-def check_colon(name: str, path: Path) -> None:
-    """Raises a UserError if fairseq would split a path, which ``name`` sets, at a colon."""
+def check_colon(path: Path) -> None:
+    """Raises a UserError if fairseq would split a path at a colon."""
     if os.pathsep in str(display_path(path)):
-        raise UserError(f"{name}: fairseq splits the path {path} at {os.pathsep!r}: use another folder")
+        raise UserError(f"fairseq splits the path {path} at {os.pathsep!r}: use another folder")
 
 
 def is_hidden(path: str) -> bool:

@@ -21,8 +21,8 @@ from fairseq_lrpe.cli import main as lrpe
 OVERRIDES = [
     ("updates=!!python/object:os.system x", "should be a valid integer"),
     ("data=???", "Missing mandatory value: data"),
-    ("data=/tmp/a:b", "data: fairseq splits the path /tmp/a:b at ':': use another folder"),
-    ("--results=/tmp/a:b", "--results: fairseq splits the path /tmp/a:b at ':': use another folder"),
+    ("data=/tmp/a:b", "fairseq splits the path /tmp/a:b at ':': use another folder"),
+    ("--results=/tmp/a:b", "argument --results: fairseq splits the path /tmp/a:b at ':': use another folder"),
     ("kind=roberta", "lm/mini is of kind lm: use another experiment"),
     ("starts_from=nosuch", "nosuch does not exist"),
     ("starts_from=lm/quickstart", "which is not trained: `lrpe train"),

@@ -49,7 +49,7 @@ def add_results_flag(parser: ArgumentParser) -> None:
 def results_path(text: str) -> Path:
     path = abs_path(text)
     try:
-        check_colon("--results", path)
+        check_colon(path)
     except UserError as error:
         raise ArgumentTypeError(str(error)) from None
     return path

@@ -199,7 +199,7 @@ class Job:
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
-    check_colon("data", REPOSITORY / cfg.data)
+    check_colon(REPOSITORY / cfg.data)
     folder, remedy = REPOSITORY / cfg.data, "create these files with `lrpe prepare` or fairseq-preprocess"
     names = {os.path.relpath(path, folder): path for path in kind.data(cfg)}
     if absent := [name for name, path in names.items() if not path.is_file()]:
