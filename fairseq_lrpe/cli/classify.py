@@ -8,7 +8,6 @@ STS-B) and, if the split has labels, the true one. For example:
   lrpe classify checkpoint_best.pt data/glue/RTE/bin valid=predictions.tsv
 """
 
-from argparse import ArgumentTypeError
 from pathlib import Path
 
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
@@ -48,9 +47,9 @@ def split_file(text: str) -> tuple[str, Path]:
     """Converts an argument SPLIT=FILE to (SPLIT, FILE)."""
     split, equals, path = text.partition("=")
     if not equals:
-        raise ArgumentTypeError(f"expected SPLIT=FILE, such as valid=predictions.tsv, not {text!r}")
+        raise UserError(f"expected SPLIT=FILE, such as valid=predictions.tsv, not {text!r}")
     if Path(path).is_dir():
-        raise ArgumentTypeError(f"{path or repr(text)} is a folder: give the path of a file")
+        raise UserError(f"{path or repr(text)} is a folder: give the path of a file")
     return split, Path(path)
 
 

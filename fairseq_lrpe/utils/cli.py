@@ -77,7 +77,7 @@ def new_parser(prog: str, description: str, arguments: str) -> argparse.Argument
 
 def path_arg(text: str) -> Path:
     if not text:
-        raise argparse.ArgumentTypeError("must be a path, not an empty string")
+        raise UserError("must be a path, not an empty string")
     return Path(text)
 
 
@@ -97,18 +97,15 @@ def output_path(text: str, *suffixes: str) -> Path:
     path = abs_path(text)
     if path.suffix not in suffixes or os.path.isdir(path):
         ends = " or ".join(", ".join(suffixes).rsplit(", ", 1))
-        raise argparse.ArgumentTypeError(f"must be a file that ends in {ends}, not {text!r}")
-    try:
-        with output_folder(path.parent):
-            return path
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise UserError(f"must be a file that ends in {ends}, not {text!r}")
+    with output_folder(path.parent):
+        return path
 
 
 def min_int(minimum: int) -> Callable[[str], int]:
     def convert(text):
         if not text.isdecimal() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"must be an integer of at least {minimum}, not {text!r}")
+            raise UserError(f"must be an integer of at least {minimum}, not {text!r}")
         return int(text)
 
     return convert

@@ -1,13 +1,15 @@
 """The exception for errors that a user can correct."""
 
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class UserError(ValueError):
+class UserError(ValueError, ArgumentTypeError):
     """Raised for an invalid option, an invalid YAML file or missing data.
 
-    The command line prints it without a traceback. Unexpected exceptions are bugs and keep their traceback.
+    The command line prints it without a traceback, also if the type of an argument raises it. Unexpected
+    exceptions are bugs and keep their traceback.
     """
 
 

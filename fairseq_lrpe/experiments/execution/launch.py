@@ -1,7 +1,7 @@
 """The machine of a training (GPUs, nodes, precision) and its fairseq-train command."""
 
 import os
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,10 +48,7 @@ def add_results_flag(parser: ArgumentParser) -> None:
 
 def results_path(text: str) -> Path:
     path = abs_path(text)
-    try:
-        check_colon(path)
-    except UserError as error:
-        raise ArgumentTypeError(str(error)) from None
+    check_colon(path)
     return path
 
 
