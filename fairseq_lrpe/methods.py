@@ -186,14 +186,10 @@ def architecture(attention: str, family: str, method: str) -> str:
 def check_method(method: str, attention: str, remedy: str = "use softmax attention") -> None:
     if attention not in ATTENTIONS:
         raise UserError(f"unknown attention {attention!r}{choices(attention, ATTENTIONS)}")
-    check_method_name(method)
-    if attention not in (METHODS[method].attentions() if method in METHODS else ("softmax",)):
-        raise UserError(f"the method {method!r} does not exist in {attention} attention: {remedy}")
-
-
-def check_method_name(method: str) -> None:
     if method not in METHODS and method != "fairseq":
         raise UserError(f"unknown method {method!r}{choices(method, [*METHODS, 'fairseq'], LISTING)}")
+    if attention not in (METHODS[method].attentions() if method in METHODS else ("softmax",)):
+        raise UserError(f"the method {method!r} does not exist in {attention} attention: {remedy}")
 
 
 def aliases(method: str) -> list[str]:
