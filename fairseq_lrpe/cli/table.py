@@ -14,7 +14,7 @@ from dataclasses import replace
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fairseq_lrpe.cli import train
+from fairseq_lrpe.cli import results, train
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table, TableSpec, tables
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, show_estimate
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
         elif slurm.is_requested(args):
             errors = slurm.run_on_cluster(args, jobs)
             if args.wait:
-                show(table, args, errors)
+                results.show_table(table, args)
         else:
             errors = execute_table(table, jobs, args)
     if errors:
@@ -62,6 +62,7 @@ def make_parser() -> ArgumentParser:
     slurm.add_flags(parser)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the validation curves")
     add_estimate_flags(parser)
+    parser.set_defaults(format=None, plot_columns=None)  # as in `lrpe results`
     return parser
 
 
@@ -85,18 +86,8 @@ def execute_table(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[s
             gpus = 0 if machine["cpu"] else machine["gpus"]
             errors += scheduler.Scheduler(ready, count, gpus).execute_all()
         if any(job.state == "finished" for job in jobs.values()):
-            show(table, args, errors)
+            results.show_table(table, args)
     return errors
-
-
-def show(table: Table, args: Namespace, errors: list[str]) -> None:
-    from fairseq_lrpe.experiments.reporting import plots  # imports pandas, which takes long
-    from fairseq_lrpe.experiments.reporting import tables as reports
-
-    records = reports.read_table_runs(table, args.results)
-    reports.show_table(table, records)
-    if args.plot:
-        plots.plot_table(table, records, args.plot)
 
 
 def print_tables() -> None:
