@@ -126,33 +126,28 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + timeout
     with (folder / "lock").open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise InUse(f"{folder} is in use by another process: wait until it ends") from None
-                time.sleep(0.1)
-            except OSError as error:
-                raise _without_flock(folder, error) from None
+        while not _try_lock(lock, fcntl.LOCK_EX):
+            if time.monotonic() > end:
+                raise InUse(f"{folder} is in use by another process: wait until it ends")
+            time.sleep(0.1)
         yield lock
 
 
 def is_locked(folder: Path) -> bool:
     with suppress(FileNotFoundError), (folder / "lock").open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError as error:
-            raise _without_flock(folder, error) from None
+        return not _try_lock(lock, fcntl.LOCK_SH)
     return False
 
 
-def _without_flock(folder, error):
-    wrong = f"{folder} cannot be locked ({error.strerror})"
-    return UserError(f"{wrong}: use a results folder whose file system supports flock")
+def _try_lock(lock, operation):
+    try:
+        fcntl.flock(lock, operation | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        wrong = f"{Path(lock.name).parent} cannot be locked ({error.strerror})"
+        raise UserError(f"{wrong}: use a results folder whose file system supports flock") from None
 
 
 def check_settings(folder: Path, settings: dict) -> None:
