@@ -2,11 +2,8 @@
 
 import json
 import math
-import os
 import random
 import shutil
-import subprocess
-import sys
 import zipfile
 from argparse import Namespace
 
@@ -14,9 +11,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from scipy.stats import pearsonr
-from support.tiny import REPOSITORY, preprocess
+from support.tiny import copy_plugin, preprocess, read
+from support.tiny import run_copy as run
 
 from fairseq_lrpe.cli import finetune, train
+from fairseq_lrpe.experiments.execution.run_directory import read_lines
 from fairseq_lrpe.experiments.inference import glue_submission
 from fairseq_lrpe.experiments.reporting.records import read_run
 
@@ -75,24 +74,13 @@ def write_task(folder, dictionary, labels):
 @pytest.fixture(scope="module")
 def place(data_bin, tmp_path_factory):
     place = tmp_path_factory.mktemp("place")
-    for name in ("fairseq_lrpe", "configs"):
-        shutil.copytree(REPOSITORY / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_plugin(place)
     OmegaConf.save(PRETRAINING, place / "configs/roberta/mini.yaml")
     OmegaConf.save(FINE_TUNING, place / "configs/glue/mini.yaml")
     shutil.copytree(data_bin, place / "data/tiny_text/bin")
     for name, labels in (("RTE", ["entailment", "not_entailment"]), ("STS-B", [])):
         write_task(place / "data/glue" / name, data_bin / "dict.txt", labels)
     return place
-
-
-def run(place, command, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "fairseq_lrpe", command, *map(str, words)],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(place)},
-        capture_output=True,
-        text=True,
-    )
 
 
 TABLE = ("tmlr_table1", "--scale", "mini", "--methods", "rope", "--cpu")
@@ -108,10 +96,6 @@ def done(place):
 def data_folder(place, task, seed=1, rate=None):
     trial = [] if rate is None else [f"train.lr={rate}"]
     return place.joinpath("results/glue/mini/linear_rope", f"task={task}", *trial, f"seed-{seed}")
-
-
-def read(folder, name="evaluation.json"):
-    return json.loads((folder / name).read_text())
 
 
 def trials_of(place, task, seed=1):
@@ -173,7 +157,7 @@ def test_predictions_match_the_labels_and_fairseqs_metrics(place, done):
                 assert [float(row[2]) for row in rows[1:]] == pytest.approx([5 * float(x) for x in labels])
                 numbers = [[float(row[column]) for row in rows[1:]] for column in (1, 2)]
                 assert measured["pearson"] == pytest.approx(100 * pearsonr(*numbers).statistic)
-            log = [json.loads(line) for line in (part / "log.jsonl").read_text().splitlines()]
+            log = read_lines(part / "log.jsonl")
             best = max(entry[f"valid_{metric}"] for entry in log if entry["kind"] == "valid")
             assert measured[metric] == pytest.approx(best, abs=0.06)  # fairseq rounds
 

@@ -6,7 +6,7 @@ import time
 from argparse import Namespace
 
 import pytest
-from support.tiny import pretend_gpus, run_command, run_here
+from support.tiny import SMALL_LM, output_of, pretend_gpus, read, run_command, run_here
 
 from fairseq_lrpe.cli import table as table_command
 from fairseq_lrpe.experiments.definition.experiment import Experiment
@@ -53,12 +53,9 @@ TABLES = {  # number of runs at full scale and at --scale mini
     "training_speed": (115 * 2 * 3, 115 * 2),  # two lengths
     "roper": ((2 + 4) * 3 * 10, (2 + 4) * (2 * 2 + 3)),  # and linear attention
 }
-SMALL = (
-    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
-    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 updates=4 evaluations.test=null seeds=[1]"
-).split()
-CHANGES = "batch.total=4/train.decoder_embed_dim=32/train.decoder_ffn_embed_dim=64/train.decoder_layers=1/"
-CHANGES += "train.tokens_per_sample=32/updates=4"
+CHANGED = sorted([*SMALL_LM, "updates=4"])
+SMALL = [*CHANGED, "evaluations.test=null", "seeds=[1]"]
+CHANGES = "/".join(word for word in CHANGED if not word.startswith("batch.per_gpu"))
 
 
 def test_gpus_are_shared(monkeypatch):
@@ -70,10 +67,6 @@ def test_gpus_are_shared(monkeypatch):
     for jobs, gpus in ((3, 2), (5, None)):
         with pytest.raises(UserError, match="GPUs each needs more than this machine's 4"):
             choose_machine(Namespace(gpus=gpus, **given), jobs)
-
-
-def run(*words):
-    return run_command("python", "-m", "fairseq_lrpe", "table", *words)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -111,9 +104,8 @@ def test_overrides_apply_to_all_runs():
 
 def test_dry_run_prints_commands(tmp_path):
     words = ["tmlr_table1", "--scale", "mini", "--methods", "rope", "--results", tmp_path / "results"]
-    done = run_here(table_command.main, *words, "--dry-run", "grid.task=[RTE]")
-    first, *later = done.stdout.splitlines()
-    assert done.returncode == 0 and first.startswith("fairseq-train data/wikitext_mini_bpe/bin "), done.stderr
+    first, *later = output_of(table_command.main, *words, "--dry-run", "grid.task=[RTE]").splitlines()
+    assert first.startswith("fairseq-train data/wikitext_mini_bpe/bin ")
     fine_tunings = [line for line in later if line.startswith("#")]
     assert len(fine_tunings) == 2 * 2 and len(later) == 2 * 2 + 1  # rates and seeds, and a second pretraining
     for line in fine_tunings:
@@ -134,10 +126,11 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
     (folder(FAILING) / "run.json").write_text("{}}")
     words = ["tmlr_table5", "--scale", "mini", "--jobs", 2, "--cpu", "--results", tmp_path]
     words += [*SMALL, f"data={data_bin}", "--methods", *WORKING]
-    done = run(*words, FAILING, "--plot", tmp_path / "plot.svg")
+    last = [FAILING, "--plot", tmp_path / "plot.svg"]
+    done = run_command("python", "-m", "fairseq_lrpe", "table", *words, *last)
     assert done.returncode == 1
     for method in WORKING:
-        assert json.loads((folder(method) / "run.json").read_text())["updates"] == 4
+        assert read(folder(method), "run.json")["updates"] == 4
         assert f"finished lm/mini/linear_{method}/{CHANGES}/seed-1" in done.stdout
     assert f"FAILED   lm/mini/linear_{FAILING}/{CHANGES}/seed-1" in done.stdout
     last = done.stderr.strip().splitlines()[-1]
@@ -145,7 +138,7 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
     assert "| linear | Identity × Unitary |" in done.stdout and "(4 updates)" in done.stdout
     assert (tmp_path / "plot.svg").exists()
 
-    settings = json.loads((folder(WORKING[1]) / "run.json").read_text())
+    settings = read(folder(WORKING[1]), "run.json")
     other = settings | {"data": {name: size + 2 for name, size in settings["data"].items()}}
     (folder(WORKING[1]) / "run.json").write_text(json.dumps(other))
     changed = run_here(table_command.main, *words)
@@ -154,8 +147,7 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
     (folder(WORKING[1]) / "run.json").write_text(json.dumps(settings))
 
     before = (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
-    again = run_here(table_command.main, *words)
-    assert again.returncode == 0 and "started" not in again.stdout, again.stderr
+    assert "started" not in output_of(table_command.main, *words)
     assert before == (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
 
     damaged = folder(WORKING[0]) / "evaluation.json"
@@ -164,8 +156,7 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
     assert again.returncode == 1 and f"{damaged} is damaged (" in again.stderr
     assert "| linear | Identity × Orthogonal |" in again.stdout and "(4 updates)" in again.stdout
     monkeypatch.setattr(slurm, "squeue", list)
-    status = run_here(table_command.main, *words, "--status")
-    assert status.returncode == 0 and status.stdout.endswith("1 failed, 1 finished\n"), status.stderr
+    assert output_of(table_command.main, *words, "--status").endswith("1 failed, 1 finished\n")
 
 
 @pytest.fixture

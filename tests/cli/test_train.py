@@ -1,7 +1,5 @@
 """The command `lrpe train`: run folders, resuming, evaluation, choices, invalid settings."""
 
-import fcntl
-import json
 import shutil
 import signal
 import socket
@@ -12,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from support.tiny import REPOSITORY, run_here
+from support.tiny import REPOSITORY, SMALL_LM, output_of, read, run_here
 
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.definition.experiment import Experiment
@@ -21,11 +19,8 @@ from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.reporting.records import read_run
 
-SMALL = (
-    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=2 "
-    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 "
-    "train.warmup_updates=4 train.validate_interval_updates=50 train.save_interval_updates=50 updates=150"
-).split()
+SMALL = [*SMALL_LM, "train.warmup_updates=4", "train.validate_interval_updates=50"]
+SMALL += ["train.save_interval_updates=50", "updates=150"]
 FREE = ("data", "batch.per_gpu", "evaluations", "train.log_interval")
 VALID = "evaluations.test=null"
 
@@ -38,10 +33,6 @@ def small(data_bin):
 def folder_in(results, words=SMALL, method="linear_tmlr_type1", experiment="lm/mini"):
     changes = sorted(word for word in map(str, words) if "=" in word and not word.startswith(FREE))
     return results.joinpath(experiment, method, *changes, "seed-1")
-
-
-def run(words, *more):
-    return run_here(train.main, *words, *more)
 
 
 def start(words):
@@ -58,7 +49,7 @@ def free_port():
 
 
 def entries(folder):
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return run_directory.read_lines(folder / "log.jsonl")
 
 
 def running(folder):
@@ -84,9 +75,7 @@ def continued(small, tmp_path_factory):
     assert not running(folder) and not run_directory.is_locked(folder)  # by fairseq-train
     assert not (folder / "evaluation.json").exists()
     assert entries(folder)[-1]["kind"] in ("valid", "train_inner", "train")
-    done = run(words)
-    assert done.returncode == 0, done.stderr
-    return words, folder, done.stdout
+    return words, folder, output_of(train.main, *words)
 
 
 def test_interrupted_run_is_resumed_and_finished_run_is_not_repeated(continued):
@@ -95,19 +84,17 @@ def test_interrupted_run_is_resumed_and_finished_run_is_not_repeated(continued):
     log = entries(folder)
     assert [e["num_updates"] for e in log if e["kind"] == "train_inner"] == list(range(10, 151, 10))
     assert [e["valid_num_updates"] for e in log if e["kind"] == "valid"] == [50, 100, 150]
-    again = run(words)
-    assert again.returncode == 0 and again.stdout == f"already finished: {folder}\n"
+    assert output_of(train.main, *words) == f"already finished: {folder}\n"
 
 
 def test_interrupted_evaluation_does_not_train(continued):
     words, folder, _ = continued
-    done = (folder / "evaluation.json").read_text()
+    done = read(folder)["evaluations"]
     (folder / "evaluation.json").unlink()
     before = (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns
-    assert run(words).returncode == 0
-    again = json.loads((folder / "evaluation.json").read_text())["evaluations"]
-    for name in ("valid", "test"):
-        assert again[name] == json.loads(done)["evaluations"][name]
+    output_of(train.main, *words)
+    again = read(folder)["evaluations"]
+    assert all(again[name] == done[name] for name in ("valid", "test"))
     assert (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns == before
 
 
@@ -115,7 +102,7 @@ def test_contents_of_the_run_folder(continued):
     _, folder, output = continued
     command = (folder / "command.sh").read_text().splitlines()[1]
     assert command in output and command.endswith("--decoder-layerdrop 0.1")
-    settings = json.loads((folder / "run.json").read_text())
+    settings = read(folder, "run.json")
     changes = [word.split("=") for word in sorted(SMALL) if not word.startswith(FREE)]
     expected = {"experiment": "lm/mini", "attention": "linear", "method": "tmlr_type1", "seed": 1}
     expected |= {"changes": dict(changes), "updates": 150, "cpu": True, "precision": "fp32"}
@@ -126,7 +113,7 @@ def test_contents_of_the_run_folder(continued):
     assert set(settings["git"]) == {"revision", "dirty"} and settings["started"].endswith("+00:00")
 
     log = entries(folder)
-    evaluation = json.loads((folder / "evaluation.json").read_text())
+    evaluation = read(folder)
     assert set(evaluation) == {"evaluations", "finished"}
     measured = evaluation["evaluations"]
     assert list(measured) == ["training", "valid", "test"]
@@ -143,20 +130,20 @@ def test_additional_evaluation_does_not_train(continued):
     words, folder, _ = continued
     before = (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns
     cut = words.index("--")
-    done = run([*words[:cut], "evaluations.far={split: test, length: 64}", *words[cut:]])
-    assert done.returncode == 0, done.stderr
-    found = json.loads((folder / "evaluation.json").read_text())["evaluations"]
+    output_of(train.main, *words[:cut], "evaluations.far={split: test, length: 64}", *words[cut:])
+    found = read(folder)["evaluations"]
     assert found["far"]["settings"]["length"] == 64 and found["far"]["tokens"] == found["test"]["tokens"]
     assert found["far"]["perplexity"] != found["test"]["perplexity"]
     assert (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns == before
-    assert run(words).stdout == f"already finished: {folder}\n"  # the additional one stays recorded
+    # The additional one stays recorded.
+    assert output_of(train.main, *words) == f"already finished: {folder}\n"
 
 
 def test_copied_folder_is_rejected(continued):
     words, folder, _ = continued
     shutil.copytree(folder, folder.with_name("seed-2"))
     cut = words.index("--")
-    done = run([*words[:cut], "--seeds", 2, *words[cut:]])
+    done = run_here(train.main, *words[:cut], "--seeds", 2, *words[cut:])
     assert done.returncode == 1 and "seed-2 contains a copy of the run with seed 1 (run.json)" in done.stderr
     shutil.rmtree(folder.with_name("seed-2"))
 
@@ -166,7 +153,7 @@ def test_truncated_test_split_is_noticed_before_training(data_bin, tmp_path):
     whole = (data / "test.bin").read_bytes()
     words = ["lm/mini", "rope", "--cpu", *SMALL, f"data={data}", "--results", tmp_path / "results"]
     (data / "test.bin").write_bytes(whole[:100])
-    done = run(words)
+    done = run_here(train.main, *words)
     assert f"test.bin has 100 bytes instead of the {len(whole):,}" in done.stderr
     assert done.returncode == 1 and not (tmp_path / "results").exists()
 
@@ -175,37 +162,25 @@ def test_training_starts_from_a_checkpoint(continued, small, tmp_path):
     """The first loss is that of the checkpoint, not of new parameters."""
     first = continued[1] / "checkpoints/checkpoint_last.pt"
     words = [*small, VALID, f"starts_from={first}", "train.log_interval=1", "train.lr=1e-9", "updates=4"]
-    assert run([*words, "--results", tmp_path]).returncode == 0
+    output_of(train.main, *words, "--results", tmp_path)
     [folder] = (path.parent for path in tmp_path.rglob("run.json"))
     losses = [[e["loss"] for e in entries(x) if e["kind"] == "train_inner"] for x in (continued[1], folder)]
     assert losses[1][0] < losses[0][0] - 1
-    assert json.loads((folder / "run.json").read_text())["starts_from"]["path"] == str(first)
-    other = run([word for word in words if word != f"starts_from={first}"], "--results", tmp_path)
+    assert read(folder, "run.json")["starts_from"]["path"] == str(first)
+    words.remove(f"starts_from={first}")
+    other = run_here(train.main, *words, "--results", tmp_path)
     assert other.returncode == 1 and f"(starts_from was {first} " in other.stderr
     assert ", now None)" in other.stderr and len(other.stderr.splitlines()) == 1
-
-
-def test_flags_that_lrpe_sets_are_rejected(small, tmp_path):
-    for words, flag in (
-        (["train.seed=3"], "train.seed"),
-        (["train.arch=transformer_lm"], "train.arch"),
-        (["--", "--max-update", "9"], "--max-update"),
-        (["--", "--reset-optimizer"], "--reset-optimizer"),
-    ):
-        done = run([*small, "--results", tmp_path, *words])
-        assert done.returncode == 1 and f"train: {flag} cannot be set, because lrpe" in done.stderr
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_choice_by_validation_keeps_all_records(small, tmp_path):
     words = [*small, "--results", tmp_path, "updates=20", VALID, "train.validate_interval_updates=10"]
     words = [*words, "train.save_interval_updates=10", "choose.train.lr=[1e-2, 1e-6]"]
-    done = run(words)
-    assert done.returncode == 0, done.stderr
+    output_of(train.main, *words)
     changes = {word.split("=")[0]: word for word in words if isinstance(word, str) and "=" in word}
     folder = folder_in(tmp_path, [w for w in changes.values() if not w.startswith("choose")])
-    record = json.loads((folder / "evaluation.json").read_text())
+    record = read(folder)
     assert record["chosen"] == "train.lr=0.01" and set(record["tried"]) == {"train.lr=0.01", "train.lr=1e-06"}
     scores = {name: found["valid"]["perplexity"] for name, found in record["tried"].items()}
     assert min(scores, key=scores.get) == record["chosen"]
@@ -217,19 +192,17 @@ def test_choice_by_validation_keeps_all_records(small, tmp_path):
     assert (moved / record["checkpoint"]).read_bytes() == kept.read_bytes()
     curve = read_run(moved, tmp_path / "moved").curve
     assert list(curve) == [10, 20] and curve == read_run(kept.parents[1], tmp_path).curve
-    assert run(words).stdout == f"already finished: {folder}\n"
+    assert output_of(train.main, *words) == f"already finished: {folder}\n"
     trained = kept.stat().st_mtime_ns
     more = [word for word in words if not str(word).startswith("choose")]
     # The discarded trial is trained again if the former best one is not among the choices.
-    done = run([*more, "choose.train.lr=[1e-6]"])
-    assert done.returncode == 0 and done.stdout.count("fairseq-train ") == 1, done.stdout + done.stderr
-    other = json.loads((folder / "evaluation.json").read_text())
+    assert output_of(train.main, *more, "choose.train.lr=[1e-6]").count("fairseq-train ") == 1
+    other = read(folder)
     assert other["chosen"] == "train.lr=1e-06" and (folder / other["checkpoint"]).is_file()
     found = other["evaluations"]["valid"]["perplexity"]
     assert found == record["tried"]["train.lr=1e-06"]["valid"]["perplexity"]
-    done = run(words)
-    assert done.returncode == 0 and "fairseq-train " not in done.stdout, done.stdout + done.stderr
-    last = json.loads((folder / "evaluation.json").read_text())
+    assert "fairseq-train " not in output_of(train.main, *words)
+    last = read(folder)
     assert last["chosen"] == "train.lr=0.01" and len(last["tried"]) == 2
     assert kept.stat().st_mtime_ns == trained and own.samefile(kept)
     assert not list(tmp_path.rglob("*.part"))
@@ -238,11 +211,8 @@ def test_choice_by_validation_keeps_all_records(small, tmp_path):
 def test_locked_folder_is_rejected(small, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "LOCK_TIMEOUT", 0)
     folder = folder_in(tmp_path)
-    folder.mkdir(parents=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(SystemExit, match="is in use by another process"):
-            train.main([*small, "--results", str(tmp_path)])
+    with locked(folder), pytest.raises(SystemExit, match="is in use by another process"):
+        train.main([*small, "--results", str(tmp_path)])
     assert not (folder / "run.json").exists()
 
 

@@ -27,8 +27,15 @@ OVERRIDES = [
     ("starts_from=nosuch", "nosuch does not exist"),
     ("starts_from=lm/quickstart", "which is not trained: `lrpe train"),
     ("grid.train.seed=[1]", "train.seed cannot be set"),
+    ("train.arch=transformer_lm", "train: train.arch cannot be set, because lrpe"),
+    ("-- --max-update 9", "train: --max-update cannot be set, because lrpe"),
+    ("-- --reset-optimizer", "train: --reset-optimizer cannot be set, because lrpe"),
+    ("evaluations.test.context_window=256", "test.context_window must be below the 256 tokens"),
+    ("evaluations.test.rope_scaling=yarn", "evaluations.test.rope_scaling needs evaluations.test.length"),
+    ("train.rope_scaling=yarn:4", "yarn scaling needs the length in training, such as 512 in yarn:4:512"),
 ]
-TRAIN = "lm/mini rope --cpu --results {results} data={data}"
+RUN = "--cpu --results {results} data={data}"
+MEMORY = f"lm/transformer_xl_mini rope --attention softmax {RUN}"
 # Even root cannot write there.
 OUTPUTS = [
     ("train", "lm/mini rope --cpu data={data} --results=/dev/null/x", "is not a writable folder"),
@@ -36,7 +43,7 @@ OUTPUTS = [
     ("glue-submission", "{fine_tuned} --out=/dev/null/x/x.zip", "is not a writable folder"),
 ]
 CALLS = [
-    *(("train", f"{TRAIN} {text}", part) for text, part in OVERRIDES),
+    *(("train", f"lm/mini rope {RUN} {text}", part) for text, part in OVERRIDES),
     ("train", "../lm/mini rope", "unknown experiment '../lm/mini' (did you"),
     ("train", "lm/mini t5", "'t5' does not exist in linear attention: pass --attention softmax"),
     ("metods", "", "unknown command 'metods' (did you mean 'methods'?)"),
@@ -46,26 +53,20 @@ CALLS = [
     ("train", "speed/lm_mini rope --results {results} --cpu reference=nop", "did you mean 'nope'"),
     (
         "train",
-        "lm/mini shaw --attention softmax --cpu --results {results} data={data} train.shaw_k_after=-2",
-        "shaw needs a k_after of at least 0",
+        "speed/roberta_mini rope --cpu --results {results} -- --encoder-normalize-before",
+        "the kind speed does not run fairseq-train: use train.encoder_normalize_before=VALUE ",
     ),
+    ("train", f"lm/mini shaw --attention softmax {RUN} train.shaw_k_after=-2", "a k_after of at least 0"),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     (
         "train",
-        f"{TRAIN} evaluations.test.rope_scaling=yarn",
-        "evaluations.test.rope_scaling needs evaluations.test.length",
-    ),
-    (
-        "train",
-        "lm/mini alibi --cpu --results {results} data={data} evaluations.test.rope_scaling=yarn "
-        "evaluations.test.length=32",
+        f"lm/mini alibi {RUN} evaluations.test.rope_scaling=yarn evaluations.test.length=32",
         "alibi has no rotation angles that can be scaled: for rope scaling, use one of",
     ),
-    (
-        "train",
-        f"{TRAIN} train.rope_scaling=yarn:4",
-        "yarn scaling needs the length in training, such as 512 in yarn:4:512",
-    ),
+    ("train", f"{MEMORY} evaluations.test_m0.clamp=9", "set evaluations.test_m0.clamp=0"),
+    ("train", f"{MEMORY} batch.unit=tokens", "batch.unit=tokens: memory_lm needs batch.unit=sequences"),
+    ("train", "lm/books base --estimate --precision bf16", "--on v100 has no bf16: use"),
+    ("train", "lm/books base --estimate data=nowhere", "the vocabulary is not known before the data is"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini'"),
     ("results", "--results README.md --table quickstart", "README.md does not exist"),
     ("results", "--results {data} --experiment lm/mini --plot x.doc", "must be a file that ends in"),

@@ -1,11 +1,10 @@
 """A small translation corpus and a model trained on it."""
 
-import json
 import random
 from pathlib import Path
 
 import pytest
-from support.tiny import run_command, run_here
+from support.tiny import output_of, read, run_command
 
 from fairseq_lrpe.cli.train import main
 
@@ -44,9 +43,8 @@ def train_translation(corpus):
 
     def train(results, method, *words):
         words = [method, "--cpu", "--results", results, f"data={corpus}/bin", *SMALL, *words]
-        done = run_here(main, "transformer/multi30k", *words)
-        assert done.returncode == 0, done.stderr
-        return Path(done.stdout.splitlines()[-1].removeprefix("finished: ")), done.stdout
+        output = output_of(main, "transformer/multi30k", *words)
+        return Path(output.splitlines()[-1].removeprefix("finished: ")), output
 
     return train
 
@@ -56,10 +54,9 @@ def evaluated(tmp_path):
     """evaluated(experiment, method, *words) trains a model; returns (its folder, the evaluations)."""
 
     def evaluated(experiment, method, *words):
-        done = run_here(main, experiment, method, "--cpu", "--results", tmp_path / "results", *words)
-        assert done.returncode == 0, done.stderr
+        output_of(main, experiment, method, "--cpu", "--results", tmp_path / "results", *words)
         [path] = (tmp_path / "results").rglob("evaluation.json")
-        return path.parent, json.loads(path.read_text())["evaluations"]
+        return path.parent, read(path.parent)["evaluations"]
 
     return evaluated
 

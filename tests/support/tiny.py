@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -62,11 +63,17 @@ def run_here(main, *arguments):
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
 
 
+def output_of(main, *arguments):
+    """Calls a command that must succeed, and returns its standard output."""
+    done = run_here(main, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def preprocess(*arguments):
     from fairseq_cli.preprocess import cli_main
 
-    done = run_here(cli_main, *arguments)
-    assert done.returncode == 0, done.stderr
+    output_of(cli_main, *arguments)
 
 
 def train_here(*flags):
@@ -80,6 +87,35 @@ def train_here(*flags):
 
 def train_flags(data, arch, save_dir, *flags):
     return [data, "--user-dir", PLUGIN, *FLAGS, "--arch", arch, "--save-dir", save_dir, *flags]
+
+
+SMALL_LM = (
+    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=2 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64"
+).split()
+"""Overrides that make an experiment's language model small."""
+SMALL_ENCODER = (
+    "train.encoder_layers=1 train.encoder_embed_dim=16 train.encoder_ffn_embed_dim=16 "
+    "train.encoder_attention_heads=2"
+).split()
+
+
+def read(folder, name="evaluation.json"):
+    """Returns the content of a JSON file in a run's folder."""
+    return json.loads((folder / name).read_text())
+
+
+def copy_plugin(folder):
+    """Copies the plugin and configs to a folder, in which ``run_copy`` runs them."""
+    for name in ("fairseq_lrpe", "configs"):
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def run_copy(folder, *words):
+    """Runs ``lrpe`` with the plugin that :func:`copy_plugin` has copied to a folder."""
+    command = [sys.executable, "-m", "fairseq_lrpe", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def write_configs(folder, files):

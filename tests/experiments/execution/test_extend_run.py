@@ -1,24 +1,18 @@
 """Extending a finished run: what it resumes from, and when it starts from scratch."""
 
-import fcntl
-import json
 import shutil
 
 import pytest
 import torch
-from support.tiny import run_here
+from support.tiny import SMALL_LM, output_of, read
 
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.execution import extend_run, run_directory
 from fairseq_lrpe.experiments.execution.runner import Job, run_settings
 
-SMALL = (
-    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
-    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.warmup_updates=4 "
-    "train.validate_interval_updates=4 train.save_interval_updates=4 train.log_interval=2 "
-    "evaluations.test=null"
-).split()
+SMALL = [*SMALL_LM, "train.warmup_updates=4", "train.validate_interval_updates=4"]
+SMALL += ["train.save_interval_updates=4", "train.log_interval=2", "evaluations.test=null"]
 SHORT, LONG = "updates=8", "updates=24"
 
 
@@ -28,18 +22,12 @@ def words(data_bin):
 
 
 def run(words, results, *more):
-    done = run_here(train.main, *words, "--results", results, *more)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return output_of(train.main, *words, "--results", results, *more).splitlines()
 
 
 def folder_in(results, updates):
     [folder] = results.rglob(f"{updates}/seed-1")
     return folder
-
-
-def read(folder, name):
-    return json.loads((folder / name).read_text())
 
 
 def state(folder, name="checkpoint_last.pt"):
@@ -76,19 +64,19 @@ def test_extended_run_equals_an_uninterrupted_one(extended, words, tmp_path):
         assert ours["model"].keys() == theirs["model"].keys()
         assert all(torch.equal(ours["model"][key], theirs["model"][key]) for key in ours["model"])
     assert validations(long) == validations(whole) and min(validations(long)) == 4
-    ours, theirs = (read(x, "evaluation.json")["evaluations"]["valid"] for x in (long, whole))
+    ours, theirs = (read(x)["evaluations"]["valid"] for x in (long, whole))
     assert ours == theirs
 
 
 def test_interrupted_extended_run_resumes(extended, words):
     results, _, _ = extended
     folder = folder_in(results, LONG)
-    done = (folder / "evaluation.json").read_text()
+    done = read(folder)["evaluations"]
     (folder / "evaluation.json").unlink()
     output = run(words, results, LONG)
     assert output[0] == f"resuming: {folder}" and not any(line.startswith("extending") for line in output)
     assert read(folder, "run.json")["extended"]["updates"] == 8
-    assert json.loads(done)["evaluations"]["valid"] == read(folder, "evaluation.json")["evaluations"]["valid"]
+    assert read(folder)["evaluations"]["valid"] == done["valid"]
 
 
 @pytest.fixture
@@ -156,8 +144,7 @@ def test_incomplete_shorter_run(start):
     torch.save(checkpoint, last)
     assert start() == f"not extending a shorter run: {start.short} has a checkpoint of 6 of its 8 updates\n"
     last.write_bytes(whole)
-    with (start.short / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with run_directory.locked(start.short):
         assert start().startswith(f"not extending a shorter run: {start.short} is in use")
     (start.short / "evaluation.json").write_text("{}")
     assert start() == ""

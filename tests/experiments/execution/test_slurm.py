@@ -7,7 +7,7 @@ import time
 
 import pytest
 from support.slurm_cluster import slurm_cluster, wait_until
-from support.tiny import BIN, REPOSITORY, run_here
+from support.tiny import BIN, REPOSITORY, SMALL_LM, output_of, run_here
 
 from fairseq_lrpe.cli import table, train
 from fairseq_lrpe.experiments.definition.experiment import Experiment
@@ -18,11 +18,8 @@ from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.slow
 
-SMALL = (
-    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
-    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.warmup_updates=4 train.log_interval=2 "
-    "train.validate_interval_updates=100 train.save_interval_updates=100 evaluations.test=null seeds=[1]"
-).split()
+SMALL = [*SMALL_LM, "train.warmup_updates=4", "train.log_interval=2", "train.save_interval_updates=100"]
+SMALL += ["train.validate_interval_updates=100", "evaluations.test=null", "seeds=[1]"]
 TABLE = ["tmlr_table2", "--scale", "mini", "--methods", "base", "rope"]
 CHOICE = "choose.train.dropout=[0.0,0.2]"  # two trials and a run that chooses, for each method
 TIMES = ("wps", "ups", "wall", "gb_free", "clip")
@@ -43,12 +40,6 @@ def environment(slurm_nodes, monkeypatch):
     monkeypatch.setattr(slurm, "PYTHON", str(BIN / "python"))
     monkeypatch.delenv("PYTHON_EXEC", raising=False)
     return slurm_nodes
-
-
-def call(main, *words):
-    done = run_here(main, *words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def measured(results):
@@ -102,9 +93,9 @@ def test_table_ends_like_a_local_one(environment, data_bin, tmp_path):
     process.communicate()
     known = len(environment.run("squeue", "-h").split("\n")) - 1
     assert 1 <= known <= 6
-    submitted, queued = map(int, re.findall(r"\d+", call(table.main, *on_nodes))[:2])
+    submitted, queued = map(int, re.findall(r"\d+", output_of(table.main, *on_nodes))[:2])
     assert submitted <= 6 - known and queued <= 6  # sbatch may have been running when the process was killed
-    assert call(table.main, *on_nodes).startswith("0 jobs submitted")
+    assert output_of(table.main, *on_nodes).startswith("0 jobs submitted")
 
     wait_until(lambda: sum(trained_updates(tmp_path / "slurm").values()) > 4, "a training")
     [first, *_] = running(environment)
@@ -113,24 +104,24 @@ def test_table_ends_like_a_local_one(environment, data_bin, tmp_path):
     [*_, last] = running(environment, "PENDING")
     environment.run("scancel", last)
     environment.restart_controller()
-    status = call(table.main, *words, "--status", "--results", tmp_path / "slurm")
+    status = output_of(table.main, *words, "--status", "--results", tmp_path / "slurm")
     assert "running" in status.splitlines()[-1] or "queued" in status.splitlines()[-1]
 
-    shown = call(table.main, *on_nodes, "--wait")
+    shown = output_of(table.main, *on_nodes, "--wait")
     assert "1 jobs submitted" in shown and "| linear | RoPE |" in shown
-    assert call(table.main, *words, "--status", "--results", tmp_path / "slurm").endswith("6 finished\n")
-    call(table.main, *words, "--jobs", 2, "--cpu", "--results", tmp_path / "local")
+    assert output_of(table.main, *words, "--status", "--results", tmp_path / "slurm").endswith("6 finished\n")
+    output_of(table.main, *words, "--jobs", 2, "--cpu", "--results", tmp_path / "local")
     assert measured(tmp_path / "slurm") == measured(tmp_path / "local")
 
 
 def test_finished_run_of_gpus_is_accepted(environment, data_bin, tmp_path):
     """The precision is that of the nodes, not of the machine that submits."""
     words = ["lm/mini", "rope", *SMALL, "updates=4", f"data={data_bin}", "--results", tmp_path]
-    call(train.main, *words, "--cpu")
+    output_of(train.main, *words, "--cpu")
     [path] = tmp_path.rglob("run.json")
     path.write_text(path.read_text().replace('"precision": "fp32"', '"precision": "fp16"'))
     for given in (["--gpus", 1], [], ["--precision", "fp16"]):
-        assert call(train.main, *words, "--launcher", "slurm", *given).startswith("0 jobs submitted")
+        assert output_of(train.main, *words, "--launcher", "slurm", *given).startswith("0 jobs submitted")
     for given in (["--cpu"], ["--gpus", 1, "--precision", "bf16"]):
         refused = run_here(train.main, *words, "--launcher", "slurm", *given)
         assert refused.returncode == 1 and "(precision was fp16, now " in refused.stderr
@@ -139,7 +130,7 @@ def test_finished_run_of_gpus_is_accepted(environment, data_bin, tmp_path):
 def test_run_is_saved_and_requeued_before_its_time_limit(environment, data_bin, tmp_path):
     words = ["lm/mini", "rope", "--cpu", *SMALL, "updates=600", f"data={data_bin}"]
     on_nodes = [*words, "--launcher", "slurm", "--results", tmp_path / "slurm"]
-    call(train.main, *on_nodes)
+    output_of(train.main, *on_nodes)
     wait_until(
         lambda: any(updates > 4 for updates in trained_updates(tmp_path / "slurm").values()), "a training"
     )
@@ -148,9 +139,9 @@ def test_run_is_saved_and_requeued_before_its_time_limit(environment, data_bin, 
     environment.run("scancel", "--signal=USR2", job)
     wait_until(lambda: running(environment, "PENDING"), "the requeued job")
     start(environment, job)
-    call(train.main, *on_nodes, "--wait")
+    output_of(train.main, *on_nodes, "--wait")
     assert "DUE TO JOB REQUEUE" in next((tmp_path / "slurm").rglob("*_log.err")).read_text()
-    call(train.main, *words, "--results", tmp_path / "local")
+    output_of(train.main, *words, "--results", tmp_path / "local")
     assert measured(tmp_path / "slurm") == measured(tmp_path / "local")
 
 
@@ -159,15 +150,15 @@ def test_failed_run_is_reported_with_the_last_line_of_its_log(environment, data_
     done = run_here(train.main, *words, "--launcher", "slurm", "--wait", "--", "--lr-scheduler", "x")
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert "invalid choice: 'x'" in done.stderr and str(tmp_path) in done.stderr
-    status = call(train.main, *words, "--status")
+    status = output_of(train.main, *words, "--status")
     assert "failed" in status and status.endswith("1 failed\n")
 
 
 def test_jobs_in_the_queue_are_limited_and_cancelled(environment, data_bin, tmp_path):
     words = [*TABLE, *SMALL, CHOICE, "updates=100000", f"data={data_bin}", "--results", tmp_path, "--cpu"]
-    shown = call(table.main, *words, "--launcher", "slurm", "--jobs", 2)
+    shown = output_of(table.main, *words, "--launcher", "slurm", "--jobs", 2)
     assert "2 jobs submitted, 2 in the queue; 4 more wait" in shown
-    assert call(table.main, *words, "--cancel") == "2 jobs cancelled\n"
+    assert output_of(table.main, *words, "--cancel") == "2 jobs cancelled\n"
     wait_until(lambda: not environment.run("squeue", "-h"), "the end of the jobs")
     rejected = run_here(table.main, *words, "--launcher", "slurm", "--slurm", "partition=none")
     assert "Invalid partition name specified" in rejected.stderr and len(rejected.stderr.splitlines()) == 1

@@ -4,18 +4,16 @@ from pathlib import Path
 
 import pytest
 from support.labeled_data import write_gray_image_dataset
+from support.tiny import SMALL_ENCODER
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.execution.run_directory import setting_differences
 from fairseq_lrpe.experiments.execution.runner import Job
 
-SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
-SMALL += ["train.encoder_attention_heads=2", "batch.total=8", "batch.per_gpu=8", "train.warmup_updates=1"]
-
 
 def test_metrics_are_those_of_the_predictions(tmp_path, evaluated):
-    words = ["tmlr_type1", "--attention", "linear", *SMALL, "updates=4", "train.log_interval=1"]
-    words += [f"data={write_gray_image_dataset(tmp_path / 'data')}"]
+    words = ["tmlr_type1", *SMALL_ENCODER, "batch.total=8", "batch.per_gpu=8", "train.warmup_updates=1"]
+    words += ["updates=4", "train.log_interval=1", f"data={write_gray_image_dataset(tmp_path / 'data')}"]
     folder, found = evaluated("lra/image_mini", *words)
     measured = found["test"]
     _, *lines = (folder / "predictions-test.tsv").read_text().splitlines()

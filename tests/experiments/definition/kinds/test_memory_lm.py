@@ -1,15 +1,10 @@
-"""Language models with a memory: evaluation and invalid settings."""
+"""Evaluation of language models with a memory."""
 
 import pytest
-from support.tiny import run_here
+from support.tiny import SMALL_LM
 
-from fairseq_lrpe.cli import train
-
-SMALL = (
-    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=16 train.memory_length=16 train.decoder_layers=1 "
-    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.validate_interval_updates=4 "
-    "train.save_interval_updates=4 train.log_interval=2 updates=8 train.lr=0.02"
-).split()
+SMALL = [*SMALL_LM, "train.tokens_per_sample=16", "train.memory_length=16", "train.log_interval=2"]
+SMALL += ["train.validate_interval_updates=4", "train.save_interval_updates=4", "updates=8", "train.lr=0.02"]
 
 
 def test_evaluation_with_several_memories(data_bin, evaluated):
@@ -35,16 +30,3 @@ def test_the_papers_model_with_adaptive_softmax(data_bin, evaluated):
     _, found = evaluated("lm/transformer_xl", "lfhc", *changes)
     assert found["test_m150"]["tokens"] == found["test_m640"]["tokens"]
     assert max(found[name]["perplexity"] for name in ("test_m150", "test_m640")) < 40  # words
-
-
-@pytest.mark.parametrize("attention, method, change, message", [
-    ("softmax", "rope", "evaluations.x={split: test, clamp: 9}", "set evaluations.x.clamp=0"),
-    ("softmax", "xl", "train.memory=state", "--memory state includes all previous positions"),
-    ("softmax", "xl", "batch.unit=tokens", "batch.unit=tokens: memory_lm needs batch.unit=seq"),
-])  # fmt: skip
-def test_invalid_settings(attention, method, change, message, data_bin, tmp_path):
-    words = ["lm/transformer_xl_mini", method, "--attention", attention, "--cpu", *SMALL, change]
-    done = run_here(train.main, *words, f"data={data_bin}", "--results", tmp_path / "results")
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode != 0 and message in last and "Traceback" not in done.stderr, done.stderr
-    assert not (tmp_path / "results").exists()

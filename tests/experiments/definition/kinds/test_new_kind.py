@@ -1,15 +1,9 @@
 """The kind of experiment in CONTRIBUTING.md, trained by its table."""
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-
 import pytest
 from omegaconf import OmegaConf
 from support.documents import block
-from support.tiny import REPOSITORY, preprocess
+from support.tiny import copy_plugin, preprocess, read, run_copy
 
 SMALL = {  # overrides of CONTRIBUTING.md's experiment
     "batch": {"total": 8, "per_gpu": 8},
@@ -28,8 +22,7 @@ SMALL = {  # overrides of CONTRIBUTING.md's experiment
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("place")
-    for name in ("fairseq_lrpe", "configs"):
-        shutil.copytree(REPOSITORY / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_plugin(place)
     kinds = place / "fairseq_lrpe/experiments/definition/kinds"
     (kinds / "lines.py").write_text(block("python", "class Lines(Kind)"))
     (place / "configs/lines").mkdir()
@@ -48,16 +41,12 @@ def place(tmp_path_factory):
 
 @pytest.mark.slow
 def test_table_of_a_new_kind(place):
-    module = [sys.executable, "-m", "fairseq_lrpe", "table", "lines", "--methods", "shaw"]
-    options = {"cwd": place, "env": {**os.environ, "PYTHONPATH": str(place)}}
-    estimated, done = (
-        subprocess.run([*module, *words], capture_output=True, text=True, **options)
-        for words in (["--estimate"], ["--cpu", "--plot", "lines.png"])
-    )
+    words = ["table", "lines", "--methods", "shaw"]
+    estimated = run_copy(place, *words, "--estimate")
+    done = run_copy(place, *words, "--cpu", "--plot", "lines.png")
     assert estimated.returncode == 0 and "lines/own/softmax_shaw" in estimated.stdout, estimated.stderr
     assert done.returncode == 0, done.stdout + done.stderr
-    record = place / "results/lines/own/softmax_shaw/train.shaw_k=4/seed-1/evaluation.json"
-    record = json.loads(record.read_text())
+    record = read(place / "results/lines/own/softmax_shaw/train.shaw_k=4/seed-1")
     scores = {name: found["valid"]["accuracy"] for name, found in record["tried"].items()}
     assert set(scores) == {"train.lr=0.01", "train.lr=1e-08"} and scores[record["chosen"]] == 100
     assert "| softmax | Shaw, k = 4 | 100.00 (1) | " in done.stdout

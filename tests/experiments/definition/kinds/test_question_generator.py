@@ -4,14 +4,14 @@ import pytest
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 from support.question_data import prepare_questions
+from support.tiny import SMALL_ENCODER
 from support.tiny_models import dictionary_of, task_of
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.data.rouge import rouge_l
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 
-SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
-SMALL += ["train.encoder_attention_heads=2", "train.decoder_layers=1", "train.decoder_ffn_embed_dim=16"]
+SMALL = [*SMALL_ENCODER, "train.decoder_layers=1", "train.decoder_ffn_embed_dim=16"]
 SMALL += ["train.decoder_attention_heads=2", "updates=4", "train.warmup_updates=1"]
 
 

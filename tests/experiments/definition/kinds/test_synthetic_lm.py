@@ -1,6 +1,5 @@
 """RoPER's synthetic tasks: evaluation, and resuming after kills."""
 
-import json
 import math
 import os
 import signal
@@ -10,9 +9,10 @@ import time
 
 import pytest
 import torch
-from support.tiny import REPOSITORY
+from support.tiny import REPOSITORY, read
 
 from fairseq_lrpe.cli import train
+from fairseq_lrpe.experiments.execution.run_directory import read_lines
 from fairseq_lrpe.experiments.inference import evaluate_synthetic
 from fairseq_lrpe.experiments.reporting.records import read_run
 from fairseq_lrpe.tasks.synthetic_lm import SyntheticLMConfig, SyntheticLMTask
@@ -25,18 +25,18 @@ def run(folder, experiment, attention, method, *changes):
     words = [experiment, method, "--attention", attention, "--cpu", "--results", str(folder)]
     train.main([*words, *SMALL, *changes])
     [path] = folder.rglob("evaluation.json")
-    return path.parent, json.loads(path.read_text())["evaluations"]["test"]
+    return path.parent, read(path.parent)["evaluations"]["test"]
 
 
 @pytest.mark.parametrize("attention, method", [("softmax", "roper"), ("linear", "tmlr_type2")])
 def test_evaluation_of_problems(attention, method, tmp_path):
     folder, measured = run(tmp_path, "synthetic_lm/index_mini", attention, method, "train.letters=2")
-    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    log = read_lines(folder / "log.jsonl")
     assert math.log(2) * log[-1]["train_loss"] == pytest.approx(measured["nats"], rel=0.5)
     [valid] = [entry for entry in log if entry["kind"] == "valid"]
     assert read_run(folder, tmp_path).curve == {3: pytest.approx(math.log(2) * valid["valid_loss"])}
     assert measured["problems"] == 128 and 0 <= measured["accuracy"] <= 100
-    answers = json.loads((folder / "problems-test.json").read_text())["answers"]
+    answers = read(folder, "problems-test.json")["answers"]
     right = sum(a["right"].rpartition("==")[2] == a["given"].rpartition("==")[2] for a in answers)
     assert right == measured["correct"] and len(answers) == 128
     assert answers[0]["question"].startswith("?s='") and answers[0]["question"].endswith("]==")
@@ -65,7 +65,7 @@ def test_needles_in_longer_texts(tmp_path, data_bin):
     quarters = {f"quarter_{n}" for n in (1, 2, 3, 4)}
     assert measured.keys() == {"settings", "nats", "accuracy", "exact"} | quarters
     assert measured["settings"]["tokens_per_sample"] == 56
-    assert {"dict.txt", "train.bin"} <= json.loads((folder / "run.json").read_text())["data"].keys()
+    assert {"dict.txt", "train.bin"} <= read(folder, "run.json")["data"].keys()
 
 
 def start_and_kill(words, results, updates, victims):
@@ -119,8 +119,7 @@ def test_killed_run_ends_like_an_uninterrupted_one(tmp_path):
 def without_times(log):
     names = ("wps", "ups", "wall", "train_wall")
     times = {f"{prefix}{name}" for name in names for prefix in ("", "train_", "valid_")}
-    entries = [json.loads(line) for line in log.read_text().splitlines()]
-    return [{key: value for key, value in entry.items() if key not in times} for entry in entries]
+    return [{key: value for key, value in entry.items() if key not in times} for entry in read_lines(log)]
 
 
 class FakeModel(torch.nn.Module):

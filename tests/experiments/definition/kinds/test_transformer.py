@@ -5,7 +5,7 @@ import itertools
 import pytest
 import sacrebleu
 from omegaconf import OmegaConf
-from support.tiny import REPOSITORY, run_here
+from support.tiny import REPOSITORY, output_of
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results as results_command
@@ -51,11 +51,10 @@ def test_fairseqs_own_model(train_translation, small_translation, tmp_path):
     assert "--arch transformer " in (run / "command.sh").read_text()
     found = OmegaConf.load(run / "evaluation.json").evaluations.test.sacrebleu
     words = ["--results", tmp_path, "--table", "iclr_table4", "--scale", "mini", "seeds=[1]"]
-    shown = run_here(results_command.main, *words, *small_translation)
-    assert shown.returncode == 0, shown.stderr
-    row = next(line for line in shown.stdout.splitlines() if line.startswith("| softmax | fairseq |"))
+    shown = output_of(results_command.main, *words, *small_translation)
+    row = next(line for line in shown.splitlines() if line.startswith("| softmax | fairseq |"))
     assert row.endswith(f"| - | {found:.2f} (1) |")  # no published number
-    assert "wmt14_en_de_test: sacrebleu, signature nrefs:1|case:mixed|eff:no|tok:13a" in shown.stdout
+    assert "wmt14_en_de_test: sacrebleu, signature nrefs:1|case:mixed|eff:no|tok:13a" in shown
     model = fairseq_lrpe.load_model(run / "checkpoints/checkpoint_best.pt", cpu=True)
     assert len(model.translate(["A cat ."])) == 1
 

@@ -4,14 +4,13 @@ import math
 
 import pytest
 from support.image_files import write_image_dataset
-from support.tiny import run_here
+from support.tiny import SMALL_ENCODER, output_of
 
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.inference import classify as inference
 
-SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
-SMALL += ["train.encoder_attention_heads=2", "train.image_size=8", "batch.total=8", "batch.per_gpu=8"]
+SMALL = [*SMALL_ENCODER, "train.image_size=8", "batch.total=8", "batch.per_gpu=8"]
 SMALL += ["updates=4", "train.warmup_updates=1", "evaluate.flags.batch_size=7"]
 
 
@@ -39,9 +38,8 @@ def test_classify_matches_the_evaluation(words, evaluated, tmp_path, monkeypatch
         if not file.name.startswith("test"):
             file.unlink()
     monkeypatch.setattr(inference, "BATCH_SIZE", 7)
-    done = run_here(classify.main, run, folder, "--cpu")
-    assert done.returncode == 0, done.stderr
-    head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    output = output_of(classify.main, run, folder, "--cpu")
+    head, *rows = [line.split("\t") for line in output.splitlines()]
     assert head == ["file", "label", "probability"] and len(rows) == 24
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
     right = sum(label == f"class{int(name[4:-4]) % 3}" for name, label, _ in rows)
