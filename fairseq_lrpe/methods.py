@@ -37,16 +37,14 @@ class Method:
     def encoding(self) -> str:
         return self.flags.get("encoding", "none")
 
-    def attentions(self) -> list[str]:
+    @property
+    def encoding_class(self) -> type:
         from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
 
-        return [a for a in ATTENTIONS if a == "softmax" or ENCODINGS[self.encoding].decomposable]
+        return ENCODINGS[self.encoding]
 
-    @property
-    def bidirectional(self) -> bool:
-        from fairseq_lrpe.encodings import ENCODINGS
-
-        return ENCODINGS[self.encoding].bidirectional
+    def attentions(self) -> list[str]:
+        return [a for a in ATTENTIONS if a == "softmax" or self.encoding_class.decomposable]
 
 
 def _lrpe(core, rotation, source, **learned):
@@ -178,7 +176,7 @@ def architecture(attention: str, family: str, method: str) -> str:
         raise UserError(
             f"the method 'fairseq' does not exist for the family {family!r}: choose another method; {LISTING}"
         )
-    if method in METHODS and family != "lm" and not METHODS[method].bidirectional:
+    if method in METHODS and family != "lm" and not METHODS[method].encoding_class.bidirectional:
         raise UserError(f"the method {method!r} works only in causal attention: use it in a language model")
     return FAIRSEQ_ARCHITECTURES[family] if method == "fairseq" else f"{attention}_{family}_{method}"
 

@@ -68,11 +68,9 @@ class MemoryLM(LM):
 
 
 def check_method(run: Run, evaluations: dict[str, dict]) -> None:
-    from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
-
     if run.method not in METHODS:
         raise UserError(f"the method {run.method} has no memory: choose a method of this plugin")
-    encoding = ENCODINGS[METHODS[run.method].encoding]
+    encoding = METHODS[run.method].encoding_class
     for name, evaluation in evaluations.items():
         key = f"evaluations.{name}"
         if evaluation.get("clamp") and not encoding.uses_distance_table:
