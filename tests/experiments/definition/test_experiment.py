@@ -83,26 +83,28 @@ def test_batch_size_is_independent_of_the_number_of_gpus(gpus, nodes, expected):
         assert words[:11] == [*torchrun.split(), "fairseq_cli.train"]
 
 
-@pytest.mark.parametrize("gpus, nodes, overrides, numbers", [
-    (3, 1, [], "128 sequences is not a multiple of 3 GPUs × 8 sequences (batch.per_gpu) = 24"),
-    (8, 4, [], "32 GPUs × 8 sequences (batch.per_gpu) = 256"),
-    (0, 1, ["batch.per_gpu=3"], "one process × 3 sequences (batch.per_gpu) = 3"),
-])  # fmt: skip
-def test_indivisible_batch_is_rejected(gpus, nodes, overrides, numbers):
-    with pytest.raises(ValueError) as error:
-        command(gpus=gpus, nodes=nodes, overrides=overrides)
-    assert numbers in str(error.value)
-
-
-@pytest.mark.parametrize("override, message", [
+OVERRIDES = [
     ("batch.totl=8", "'batch.totl' (did you mean 'batch.total'?): choose from total, per_gpu, unit"),
     ("updates", "'updates' is not an override: expected KEY=VALUE"),
     ("batch.per_gpu=0", "batch.per_gpu: input should be greater than 0"),
+    ("batch.per_gpu=3", "one process × 3 sequences (batch.per_gpu) = 3"),
     ("evaluations.far={split: test, lenght: 9}", "evaluations.far.lenght: unknown key"),
-])  # fmt: skip
-def test_invalid_overrides(override, message):
+    ("train.shaw_k=4", "is an option of the encoding shaw, not of tmlr_type1"),
+]
+INVALID = [
+    *(({"overrides": [override]}, message) for override, message in OVERRIDES),
+    ({"gpus": 3}, "128 sequences is not a multiple of 3 GPUs × 8 sequences (batch.per_gpu) = 24"),
+    ({"gpus": 8, "nodes": 4}, "32 GPUs × 8 sequences (batch.per_gpu) = 256"),
+    ({"method": "bsae"}, "unknown method 'bsae' (did you mean 'base'?): `lrpe methods` lists"),
+    ({"experiment": "roberta/mini", "method": "fox"}, "the method 'fox' works only in causal attention"),
+    ({"experiment": "transformer/multi30k", "method": "alibi"}, "'alibi' works only in causal attention"),
+]
+
+
+@pytest.mark.parametrize("given, message", INVALID)
+def test_invalid_commands(given, message):
     with pytest.raises(ValueError) as error:
-        Experiment.load("lm/wikitext103", [override])
+        command(**given)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -114,17 +116,6 @@ def test_overrides_change_the_command():
     [run] = Experiment.load("lm/mini").runs("linear", "base", [1], {"train.tokens_per_sample": 64})
     evaluate = Experiment.load("lm/mini").settings(run).evaluate
     assert evaluate.flags.tokens_per_sample == 64
-
-
-@pytest.mark.parametrize("experiment, method, attention, message", [
-    ("lm/mini", "bsae", "linear", "unknown method 'bsae' (did you mean 'base'?): `lrpe methods` lists"),
-    ("roberta/mini", "fox", "softmax", "the method 'fox' works only in causal attention"),
-    ("transformer/multi30k", "alibi", "linear", "the method 'alibi' works only in causal attention"),
-])  # fmt: skip
-def test_methods_that_do_not_exist(experiment, method, attention, message):
-    with pytest.raises(ValueError) as error:
-        command(experiment, method, attention)
-    assert message in str(error.value)
 
 
 def test_methods_with_the_same_flags_are_one_run():
@@ -253,11 +244,6 @@ def test_errors_name_file_and_key(text, message, tmp_path, monkeypatch):
         Experiment.load("lm/own")
     assert "lm/own.yaml" in str(error.value) and message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_options_of_other_encodings_are_rejected():
-    with pytest.raises(ValueError, match="is an option of the encoding shaw, not of rope"):
-        runs(["train.shaw_k=4"], method="rope")
 
 
 # --- models at the papers' size --------------------------------------------------------------------
