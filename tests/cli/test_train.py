@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from support.slurm_cluster import free_ports
 from support.tiny import REPOSITORY, SMALL_LM, output_of, read, run_here
 
 from fairseq_lrpe.cli import train
@@ -40,12 +40,6 @@ def start(words):
     return subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
 
 
 def entries(folder):
@@ -221,7 +215,8 @@ def test_two_nodes_without_gpus_train_one_model(small, tmp_path):
     words = [*small, "--results", str(tmp_path)]
     words += ["batch.per_gpu=2", "updates=4", "train.log_interval=1", VALID]
     folder = folder_in(tmp_path, [*SMALL[:-1], "updates=4"])
-    words += ["--gpus", "1", "--nodes", "2", "--rendezvous", f"localhost:{free_port()}", "--seeds", "1", "2"]
+    [port] = free_ports(1)
+    words += ["--gpus", "1", "--nodes", "2", "--rendezvous", f"localhost:{port}", "--seeds", "1", "2"]
     nodes = [start(words) for _ in range(2)]
     ends = [(node.communicate(), node.returncode) for node in nodes]
     assert [code for _, code in ends] == [0, 0], ends

@@ -48,11 +48,11 @@ PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
 class SlurmCluster:
     """The running daemons. ``environment`` lets SLURM's commands use this cluster."""
 
-    def __init__(self, folder: Path, cpus: int = 1):
+    def __init__(self, folder: Path):
         self.folder, self.daemons = folder, {}
         ports = free_ports(1 + len(NODES))
         lines = [
-            f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={cpus} State=UNKNOWN"
+            f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=1 State=UNKNOWN"
             for name, port in zip(NODES, ports[1:], strict=True)
         ]
         host, names = socket.gethostname(), ",".join(NODES)
@@ -72,7 +72,7 @@ class SlurmCluster:
         wait_until(lambda: (self.folder / "munge.socket").exists(), "munged's socket")
         self.start_controller()
         for name in NODES:
-            self.start_node(name)
+            self.start_daemon("slurmd", "-D", "-N", name, key=name)
         wait_until(
             lambda: self.run("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(NODES), "idle nodes"
         )
@@ -80,9 +80,6 @@ class SlurmCluster:
     def start_controller(self) -> None:
         self.start_daemon("slurmctld", "-D")
         wait_until(lambda: "is UP" in self.run("scontrol", "ping"), "slurmctld")
-
-    def start_node(self, name: str) -> None:
-        self.start_daemon("slurmd", "-D", "-N", name, key=name)
 
     def start_daemon(self, program, *flags, key=None) -> None:
         with (self.folder / f"{key or program}.out").open("ab") as output:
@@ -130,14 +127,14 @@ def wait_until(condition, what: str, seconds: float = 120) -> None:
 
 
 @contextmanager
-def slurm_cluster(cpus: int = 1):
+def slurm_cluster():
     """Yields a running cluster; skips the test where SLURM is not installed."""
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         pytest.skip(f"needs {', '.join(missing)}: apt-get install slurm-wlm munge")
     if os.geteuid():
         pytest.skip("needs root to start the daemons of SLURM")
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
-        cluster = SlurmCluster(Path(folder), cpus)
+        cluster = SlurmCluster(Path(folder))
         try:
             cluster.start()
             yield cluster
