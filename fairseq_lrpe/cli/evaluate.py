@@ -20,13 +20,7 @@ from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.definition.experiment import Experiment, build_config
 from fairseq_lrpe.experiments.definition.kinds import KINDS, lm
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.execution import runner
-from fairseq_lrpe.experiments.execution.run_directory import (
-    data_differences,
-    locked,
-    read_json,
-    read_settings,
-)
+from fairseq_lrpe.experiments.execution import run_directory, runner
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, method_style
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser, resumable
@@ -63,12 +57,12 @@ def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) 
         UserError: if the folder has no finished run of the kind lm, a block is too long for the model or the
             split, or ``rope_scaling`` is invalid or impossible for the model.
     """
-    settings = read_settings(folder)
+    settings = run_directory.read_settings(folder)
     if not settings:
         raise UserError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
     if settings["kind"] != "lm":
         raise UserError(f"{folder} has a run of the kind {settings['kind']}: pass a run of the kind lm")
-    if "finished" not in read_json(folder / "evaluation.json"):
+    if "finished" not in run_directory.read_json(folder / "evaluation.json"):
         raise UserError(f"the run in {folder} is not finished: resume it with `lrpe train`")
     run, kind = Run.of(settings), KINDS["lm"]
     cfg = build_config(kind, OmegaConf.create(settings["config"]))
@@ -88,7 +82,7 @@ def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) 
 def check_data(job: Job, before: dict[str, int]) -> None:
     """Raises UserError if the test split is not that of the run's training or recorded evaluations."""
     tokens, folder = lm.check_length(job, "test", 1), REPOSITORY / job.cfg.data
-    different = data_differences(
+    different = run_directory.data_differences(
         {name: before[name] for name in layout.text(["test"]) if name in before},
         {name: (folder / name).stat().st_size for name in layout.text(["test"])},
     )
@@ -102,7 +96,7 @@ def check_data(job: Job, before: dict[str, int]) -> None:
 
 def evaluate_lengths(job: Job) -> dict[int, dict]:
     """Evaluates the test split at the block lengths without a record; returns {length: metrics} of all."""
-    with locked(job.folder) as job.lock, resumable():
+    with run_directory.locked(job.folder) as job.lock, resumable():
         missing = len(runner.missing_evaluations(job, job.record))
         for _ in tqdm(runner.evaluate(job), "block lengths", missing, disable=None):
             pass
