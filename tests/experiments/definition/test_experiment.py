@@ -3,16 +3,11 @@
 from pathlib import Path
 
 import pytest
-import torch
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.tasks.language_modeling import LanguageModelingTask
-from support.tiny_models import dictionary_of
 
-import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
+from fairseq_lrpe.experiments.estimation import cost
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.methods import METHODS, canonical, check_method
@@ -259,13 +254,8 @@ BODY = 6 * LAYER + 2 * 512  # and the last LayerNorm
     ("lm/wikitext103", "softmax", "base", 267_744, 0),
     ("lm/books", "linear", "tmlr_type3", 50_264, 6 * 2 * 512),
 ])  # fmt: skip
-def test_parameters_at_the_papers_size(data_bin, experiment, attention, method, vocabulary, own):
+def test_parameters_at_the_papers_size(experiment, attention, method, vocabulary, own):
     """``own`` are the method's parameters: 64 angles per layer, and the LayerNorm of linear attention."""
-    words = command(experiment, method, attention, overrides=[f"data={data_bin}"])
-    args = options.parse_args_and_arch(options.get_training_parser(), words[1:])
-    cfg = convert_namespace_to_omegaconf(args)
-    task = LanguageModelingTask(cfg.task, dictionary_of(vocabulary))
-    with torch.device("meta"):
-        model = tasks.FairseqTask.build_model(task, cfg.model)
+    model = cost.build(tuple(command(experiment, method, attention)), cost.Corpus((vocabulary,))).model
     assert sum(p.numel() for p in model.parameters()) == vocabulary * 512 + BODY + own
     assert vocabulary * 512 + BODY == {267_744: 156_000_256, 50_264: 44_650_496}[vocabulary]
