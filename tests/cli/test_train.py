@@ -10,13 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from support.slurm_cluster import free_ports
-from support.tiny import REPOSITORY, SMALL_LM, output_of, read, run_here
+from support.tiny import REPOSITORY, SMALL_LM, job_of, output_of, read, run_here
 
 from fairseq_lrpe.cli import train
-from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.execution import run_directory, runner
 from fairseq_lrpe.experiments.execution.run_directory import locked
-from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.reporting.records import read_run
 
 SMALL = [*SMALL_LM, "train.warmup_updates=4", "train.validate_interval_updates=50"]
@@ -229,8 +227,8 @@ def test_two_nodes_without_gpus_train_one_model(small, tmp_path):
 
 def test_second_node_waits_for_the_evaluation(small, tmp_path, monkeypatch):
     """Otherwise, it would start the next training while the first node evaluates, and torchrun would fail."""
-    experiment = Experiment.load("lm/mini", [word for word in [*small, "batch.per_gpu=2"] if "=" in word])
-    job = Job(experiment, *experiment.runs("linear", "rope", [1]), tmp_path, nodes=2, gpus=1)
+    overrides = [word for word in [*small, "batch.per_gpu=2"] if "=" in word]
+    job = job_of("lm/mini", "rope", overrides=overrides, results=tmp_path, nodes=2, gpus=1)
     monkeypatch.setattr(runner, "run_training", lambda *_: None)
     with ThreadPoolExecutor() as pool:
         with locked(job.folder):

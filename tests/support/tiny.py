@@ -100,6 +100,17 @@ SMALL_ENCODER = (
 ).split()
 
 
+def job_of(
+    experiment, method, attention="linear", overrides=(), seed=1, results=REPOSITORY / "results", **more
+):
+    """Returns the job of a method's only run, or of the first one if the experiment has a grid."""
+    from fairseq_lrpe.experiments.definition.experiment import Experiment
+    from fairseq_lrpe.experiments.execution.runner import Job
+
+    loaded = Experiment.load(experiment, overrides)
+    return Job(loaded, loaded.runs(attention, method, [seed])[0], results, **more)
+
+
 def read(folder, name="evaluation.json"):
     """Returns the content of a JSON file in a run's folder."""
     return json.loads((folder / name).read_text())

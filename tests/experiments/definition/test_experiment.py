@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.tiny import job_of
 
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment
@@ -11,14 +12,12 @@ from fairseq_lrpe.experiments.estimation import cost
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.methods import METHODS, canonical, check_method
-from fairseq_lrpe.utils.files import REPOSITORY
 
 
 def command(experiment="lm/wikitext103", method="tmlr_type1", attention="linear", overrides=(), **machine):
-    found = Experiment.load(experiment, overrides)
     check_method(method, attention)
-    [run] = found.runs(attention, method, [1])
-    return train_command(Job(found, run, REPOSITORY / "results", cpu=not machine.get("gpus"), **machine))
+    cpu = not machine.get("gpus")
+    return train_command(job_of(experiment, method, attention, overrides, cpu=cpu, **machine))
 
 
 def flags(words):

@@ -4,12 +4,11 @@ import shutil
 
 import pytest
 import torch
-from support.tiny import SMALL_LM, output_of, read
+from support.tiny import SMALL_LM, job_of, output_of, read
 
 from fairseq_lrpe.cli import train
-from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.execution import extend_run, run_directory
-from fairseq_lrpe.experiments.execution.runner import Job, run_settings
+from fairseq_lrpe.experiments.execution.runner import run_settings
 
 SMALL = [*SMALL_LM, "train.warmup_updates=4", "train.validate_interval_updates=4"]
 SMALL += ["train.save_interval_updates=4", "train.log_interval=2", "evaluations.test=null"]
@@ -88,9 +87,7 @@ def start(extended, words, tmp_path, capsys):
 
     def start(*more, overrides=(), seed=1, attention="linear"):
         overrides = [word for word in (*words, "updates=12", *overrides) if "=" in word]
-        experiment = Experiment.load("lm/mini", overrides)
-        [one] = experiment.runs(attention, "rope", [seed])
-        job = Job(experiment, one, tmp_path, extra_flags=list(more))
+        job = job_of("lm/mini", "rope", attention, overrides, seed, tmp_path, extra_flags=list(more))
         job.folder.mkdir(parents=True, exist_ok=True)
         extend_run.start(job, run_settings(job))
         return capsys.readouterr().out

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from support.tiny import job_of
 
-from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.kinds import KINDS
 from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.run_directory import Log, locked
-from fairseq_lrpe.experiments.execution.runner import Job
 
 INNER = {"epoch": 1, "loss": "3.5", "ppl": "11.31", "wps": "2000", "ups": "1.95", "wpb": "1024"}
 
@@ -55,10 +54,9 @@ def test_a_log_shows_the_status_at_intervals(interval, lines, shown, tmp_path, m
 
 
 def test_job_is_described_by_its_current_trial(tmp_path):
-    experiment = Experiment.load("lm/mini", ["choose.train.lr=[1e-3,1e-2]", "updates=1100"])
-    [run] = experiment.runs("linear", "base", [1])
-    job = Job(experiment, run, tmp_path)
-    assert progress.describe_job(job) == f"{run}: 0 of 1,100 updates, log {job.folder}/train.log"
+    overrides = ["choose.train.lr=[1e-3,1e-2]", "updates=1100"]
+    job = job_of("lm/mini", "base", overrides=overrides, results=tmp_path)
+    assert progress.describe_job(job) == f"{job.run}: 0 of 1,100 updates, log {job.folder}/train.log"
     trial = job.trials()[1]
     with locked(trial.folder):
         log = trial.folder / "train.log"

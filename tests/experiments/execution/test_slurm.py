@@ -7,13 +7,11 @@ import time
 
 import pytest
 from support.slurm_cluster import slurm_cluster, wait_until
-from support.tiny import BIN, REPOSITORY, SMALL_LM, output_of, run_here
+from support.tiny import BIN, REPOSITORY, SMALL_LM, job_of, output_of, run_here
 
 from fairseq_lrpe.cli import table, train
-from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.execution import slurm
 from fairseq_lrpe.experiments.execution.run_directory import read_lines
-from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -166,11 +164,9 @@ def test_jobs_in_the_queue_are_limited_and_cancelled(environment, data_bin, tmp_
 
 def test_job_is_found_by_another_path_of_the_results(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(tmp_path)
-    experiment = Experiment.load("lm/mini")
-    [one] = experiment.runs("linear", "rope", [1])
-    jobs = [Job(experiment, one, results) for results in (tmp_path, tmp_path / "link")]
-    monkeypatch.setattr(slurm, "squeue", lambda: [f"7|RUNNING|node1|None|{jobs[1].folder}"])
-    assert slurm.queue({one: jobs[0]}) == {one: ("7", "running on node1")}
+    job, other = (job_of("lm/mini", "rope", results=x) for x in (tmp_path, tmp_path / "link"))
+    monkeypatch.setattr(slurm, "squeue", lambda: [f"7|RUNNING|node1|None|{other.folder}"])
+    assert slurm.queue({job.run: job}) == {job.run: ("7", "running on node1")}
 
 
 def test_defaults_of_the_cluster(tmp_path, monkeypatch):

@@ -1,14 +1,11 @@
 """Classification: evaluation of a trained model, and choosing among options of an encoding."""
 
-from pathlib import Path
-
 import pytest
 from support.labeled_data import write_gray_image_dataset
-from support.tiny import SMALL_ENCODER
+from support.tiny import SMALL_ENCODER, job_of
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.execution.run_directory import setting_differences
-from fairseq_lrpe.experiments.execution.runner import Job
 
 
 def test_metrics_are_those_of_the_predictions(tmp_path, evaluated):
@@ -29,9 +26,7 @@ def test_word_vectors_are_read_from_the_data_folder():
     """They do not identify a run, just as the data folder."""
     configs = []
     for overrides in ([], ["data=/scratch/snli"]):
-        experiment = Experiment.load("classifier/snli", overrides)
-        [run] = experiment.runs("softmax", "gcdf", [1])
-        job = Job(experiment, run, Path("results"))
+        job = job_of("classifier/snli", "gcdf", "softmax", overrides)
         assert job.train_flags["embed_path"] == f"{job.cfg.data}/vectors.txt"
         configs.append(job.config)
     assert configs[1]["data"] == "/scratch/snli" and setting_differences(*configs) == []

@@ -2,13 +2,12 @@
 
 import pytest
 from support.question_data import prepare_questions
-from support.tiny import REPOSITORY, SMALL_ENCODER
+from support.tiny import SMALL_ENCODER, job_of
 
 from fairseq_lrpe.data.rouge import rouge_l
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.estimation import cost
 from fairseq_lrpe.experiments.execution.launch import train_command
-from fairseq_lrpe.experiments.execution.runner import Job
 
 SMALL = [*SMALL_ENCODER, "train.decoder_layers=1", "train.decoder_ffn_embed_dim=16"]
 SMALL += ["train.decoder_attention_heads=2", "updates=4", "train.warmup_updates=1"]
@@ -30,8 +29,7 @@ def test_metric_is_that_of_the_questions(tmp_path, evaluated):
 @pytest.mark.parametrize("name, types", [("squad", 28_996), ("cmrc2018", 21_128)])
 def test_sizes_match_the_paper(name, types):
     """BERT base without its pooler, a decoder with three layers, and the copy mechanism."""
-    experiment = Experiment.load(f"question_generator/{name}")
-    job = Job(experiment, *experiment.runs("softmax", "t5", [1]), REPOSITORY / "results")
+    job = job_of(f"question_generator/{name}", "t5", "softmax")
     model = cost.build(tuple(train_command(job)), cost.Corpus((types, types))).model
     layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768
     encoder = types * 768 + 512 * 768 + 2 * 768 + 2 * 768 + 12 * (layer + 2 * 2 * 768)

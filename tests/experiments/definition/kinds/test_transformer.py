@@ -5,15 +5,13 @@ import itertools
 import pytest
 import sacrebleu
 from omegaconf import OmegaConf
-from support.tiny import REPOSITORY, output_of
+from support.tiny import job_of, output_of
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results as results_command
 from fairseq_lrpe.data import text_codec
-from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.kinds import transformer
 from fairseq_lrpe.experiments.execution.launch import train_command
-from fairseq_lrpe.experiments.execution.runner import Job
 
 
 def test_bleu_of_raw_text_and_of_words(corpus, tmp_path):
@@ -61,9 +59,8 @@ def test_fairseqs_own_model(train_translation, small_translation, tmp_path):
 
 @pytest.mark.parametrize("gpus, update_freq", [(0, 8), (8, 1)])
 def test_batches_are_counted_in_tokens(gpus, update_freq):
-    experiment = Experiment.load("transformer/wmt14_en_de")
-    [run] = experiment.runs("softmax", "iclr_type4", [1])
-    words = train_command(Job(experiment, run, REPOSITORY / "results", gpus, cpu=not gpus))
+    job = job_of("transformer/wmt14_en_de", "iclr_type4", "softmax", gpus=gpus, cpu=not gpus)
+    words = train_command(job)
     given = dict(itertools.pairwise(words))
     assert given["--max-tokens"] == "4400" and given["--update-freq"] == str(update_freq)
     assert "--batch-size" not in words and given["--encoding-in"] == "encoder"  # as in the authors' code
