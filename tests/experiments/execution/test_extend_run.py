@@ -80,14 +80,14 @@ def test_interrupted_extended_run_resumes(extended, words):
 
 @pytest.fixture
 def start(extended, words, tmp_path, capsys):
-    """start(*flags): the output of starting a run of 12 updates next to a copy of the shorter one."""
+    """start(): the output of starting a run of 12 updates next to a copy of the shorter one."""
     short = folder_in(extended[0], SHORT)
     copied = tmp_path / short.relative_to(extended[0])
     shutil.copytree(short, copied)
 
-    def start(*more, overrides=(), seed=1, attention="linear"):
+    def start(overrides=(), seed=1, attention="linear"):
         overrides = [word for word in (*words, "updates=12", *overrides) if "=" in word]
-        job = job_of("lm/mini", "rope", attention, overrides, seed, tmp_path, extra_flags=list(more))
+        job = job_of("lm/mini", "rope", attention, overrides, seed, tmp_path)
         job.folder.mkdir(parents=True, exist_ok=True)
         extend_run.start(job, run_settings(job))
         return capsys.readouterr().out
