@@ -93,9 +93,8 @@ def done(place):
     return run(place, "table", *TABLE, RATES)
 
 
-def data_folder(place, task, seed=1, rate=None):
-    trial = [] if rate is None else [f"train.lr={rate}"]
-    return place.joinpath("results/glue/mini/linear_rope", f"task={task}", *trial, f"seed-{seed}")
+def data_folder(place, task, seed=1):
+    return place / f"results/glue/mini/linear_rope/task={task}/seed-{seed}"
 
 
 def trials_of(place, task, seed=1):

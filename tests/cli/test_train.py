@@ -28,9 +28,9 @@ def small(data_bin):
     return ["lm/mini", "tmlr_type1", "--cpu", *SMALL, f"data={data_bin}"]
 
 
-def folder_in(results, words=SMALL, method="linear_tmlr_type1", experiment="lm/mini"):
+def folder_in(results, words=SMALL):
     changes = sorted(word for word in map(str, words) if "=" in word and not word.startswith(FREE))
-    return results.joinpath(experiment, method, *changes, "seed-1")
+    return results.joinpath("lm/mini/linear_tmlr_type1", *changes, "seed-1")
 
 
 def start(words):
