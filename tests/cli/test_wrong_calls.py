@@ -68,6 +68,11 @@ CALLS = [
     ("train", "lm/books base --estimate --precision bf16", "--on v100 has no bf16: use"),
     ("train", "lm/books base --estimate data=nowhere", "the vocabulary is not known before the data is"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini'"),
+    (
+        "table",
+        "tmlr_figure2 --scale mini --results {results} data=nowhere",
+        "with `lrpe prepare` or fairseq-preprocess, or override data=FOLDER; roberta/mini is skipped: ",
+    ),
     ("results", "--results README.md --table quickstart", "README.md does not exist"),
     ("results", "--results {data} --experiment lm/mini --plot x.doc", "must be a file that ends in"),
     ("table", "quickstart --results {results} --methods data=x", "the table has no method 'data=x'"),
