@@ -207,14 +207,16 @@ def test_run_that_depends_on_a_failed_one_is_not_started(planned, error, shown, 
 def test_run_in_use_by_another_process_is_waited_for(planned, capsys):
     """Then it is not executed again if the other process has finished it."""
     jobs, done, _ = planned
-    first = next(iter(jobs.values()))
+    first, shown = next(iter(jobs.values())), ""
     with locked(first.folder):
         assert first.state == "in use"
         thread = threading.Thread(target=scheduler.Scheduler(jobs, 1, 0).execute_all)
         thread.start()
-        while len(done) < 2:
+        while "waiting" not in shown:  # after the other two runs that do not need it
             time.sleep(0.01)
+            shown += capsys.readouterr().out
         (first.folder / "evaluation.json").write_text('{"finished": "now"}')
     thread.join()
     assert first.run not in [job.run for job in done] and len(done) == 3
-    assert capsys.readouterr().out.count(f"waiting  {first.run}: in use by another process") == 1
+    shown += capsys.readouterr().out
+    assert shown.count(f"waiting  {first.run}: in use by another process") == 1
