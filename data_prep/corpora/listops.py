@@ -1,10 +1,8 @@
 """Long-Range Arena's ListOps."""
 
-from collections.abc import Iterator
 from functools import partial
 from hashlib import blake2b
-from itertools import count, pairwise
-from pathlib import Path
+from itertools import count, islice, pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -63,14 +61,9 @@ class ListOps(Generated):
 
     def published(self, args):
         for split, name in FILES.items():
-            rows = [*read_rows(args.source / name)]
+            lines = islice(read_lines(args.source / name), 1, None)  # without the header
+            rows = [*usable_rows(lines, expression_of, args.source / name, start=2)]
             yield split, rows, len(rows)
-
-
-def read_rows(path: Path) -> Iterator[tuple[np.ndarray, int]]:
-    lines = read_lines(path)
-    next(lines, None)  # the header
-    yield from usable_rows(lines, expression_of, path, start=2)
 
 
 def expression_of(line: str) -> tuple[np.ndarray, int]:
