@@ -6,7 +6,6 @@ import shutil
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -112,16 +111,19 @@ class Translation(Corpus):
             codec.learn([words / f"train.{language}" for language in LANGUAGES], args.bpe_types)
         encode(names.values(), dict.fromkeys(LANGUAGES, codec.pieces), words, pieces, args.workers)
         clean.mkdir(exist_ok=True)
-        counts = {name: remove_pairs(pieces, clean, name) for name in cleaned}
-        if not counts["train"]["kept"]:
-            raise UserError(f"all training pairs are unusable: {removed(counts['train'])}")
-        if self.holds_out(args):
-            write_references(text, pieces)
+        verdicts = {name: judge(pieces, name) for name in cleaned}
+        train = Counter(verdicts["train"])
+        if not train["kept"]:
+            raise UserError(f"all training pairs are unusable: {removed(train)}")
+        for name in cleaned:
+            copy_kept(pieces / name, clean / name, verdicts[name])
+        if self.holds_out(args):  # the references of BLEU
+            copy_kept(text / HELD_OUT, text / "valid", verdicts[HELD_OUT])
         texts = {split: (clean if name in cleaned else pieces) / name for split, name in names.items()}
         flags = [f"--source-lang={LANGUAGES[0]}", f"--target-lang={LANGUAGES[1]}"]
         preprocess(texts, folder, args.out / "preprocess.log", *flags, workers=args.workers)
         sizes = {split: texts[split].with_suffix(".en").read_bytes().count(b"\n") for split in SPLITS[1:]}
-        (folder / "pairs.json").write_text(json.dumps({"train": counts["train"], **sizes}) + "\n")
+        (folder / "pairs.json").write_text(json.dumps({"train": train, **sizes}) + "\n")
         facts = {"source": LANGUAGES[0], "target": LANGUAGES[1], **codec.facts}
         (folder / text_codec.PREPARATION).write_text(json.dumps(facts) + "\n")
         shutil.copyfile(codec.path, args.out / codec.path.name)
@@ -183,25 +185,17 @@ def verdict(pair: tuple[str, str]) -> str:
     return "of uneven length" if longer > MAX_RATIO * shorter else "kept"
 
 
-def remove_pairs(folder: Path, target: Path, split: str) -> Counter:
-    counts, names = Counter(), [f"{split}.{language}" for language in LANGUAGES]
-    with ExitStack() as stack:
-        sides = [stack.enter_context((folder / x).open(encoding="utf-8", newline="\n")) for x in names]
-        kept = [stack.enter_context((target / x).open("w", encoding="utf-8")) for x in names]
-        for pair in progress(zip(*sides, strict=True), f"cleaning {split}", "pairs"):
-            counts[decision := verdict(pair)] += 1
-            if decision == "kept":
-                for file, side in zip(kept, pair, strict=True):
-                    file.write(side)
-    return counts
+def judge(folder: Path, split: str) -> list[str]:
+    """Returns the :func:`verdict` of each tokenized pair of a split."""
+    sides = [read_lines(folder / f"{split}.{language}") for language in LANGUAGES]
+    return [verdict(pair) for pair in progress(zip(*sides, strict=True), f"cleaning {split}", "pairs")]
 
 
-def write_references(text: Path, pieces: Path) -> None:
-    """Writes the raw pairs that are kept of the held-out ones as ``text``/valid, the references of BLEU."""
+def copy_kept(source: Path, target: Path, verdicts: list[str]) -> None:
+    """Copies the pairs that are kept; the paths omit the language's suffix."""
     for language in LANGUAGES:
-        pairs = zip(*(read_lines(pieces / f"{HELD_OUT}.{x}") for x in LANGUAGES), strict=True)
-        lines = zip(read_lines(text / f"{HELD_OUT}.{language}"), pairs, strict=True)
-        write_lines(text / f"valid.{language}", (line for line, pair in lines if verdict(pair) == "kept"))
+        lines = zip(read_lines(source.with_suffix(f".{language}")), verdicts, strict=True)
+        write_lines(target.with_suffix(f".{language}"), (line for line, found in lines if found == "kept"))
 
 
 def removed(counts: Counter) -> str:
