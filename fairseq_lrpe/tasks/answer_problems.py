@@ -51,7 +51,6 @@ class ItemsProblem(AnswerProblem):
     vocab_size: int = 256
 
 
-@dataclass(frozen=True)
 class MQAR(ItemsProblem):
     """Multi-query associative recall: pairs of a key and a value, then each key once more, before its value.
 
@@ -83,7 +82,6 @@ class MQAR(ItemsProblem):
         return tokens, queries + 1
 
 
-@dataclass(frozen=True)
 class ListProblem(ItemsProblem):
     """Base class of problems on a list of random items: ``> x_1 .. x_n = answer #``, followed by ``#``.
 
@@ -114,7 +112,6 @@ class ListProblem(ItemsProblem):
         return [*question, *answer, *filler], range(len(question), len(question) + len(answer))
 
 
-@dataclass(frozen=True)
 class Copy(ListProblem):
     """List problem whose answer is the items in the same order."""
 
@@ -122,7 +119,6 @@ class Copy(ListProblem):
         return items
 
 
-@dataclass(frozen=True)
 class Reverse(ListProblem):
     """List problem whose answer is the items in reverse order."""
 
@@ -130,7 +126,6 @@ class Reverse(ListProblem):
         return items[::-1]
 
 
-@dataclass(frozen=True)
 class Sort(ListProblem):
     """List problem whose answer is the items in ascending order."""
 
@@ -138,7 +133,6 @@ class Sort(ListProblem):
         return sorted(items)
 
 
-@dataclass(frozen=True)
 class Sum(ListProblem):
     """List problem whose answer is the sum of the items, which are digits, modulo 10."""
 
@@ -148,7 +142,6 @@ class Sum(ListProblem):
         return [sum(items) % 10]
 
 
-@dataclass(frozen=True)
 class Parity(ListProblem):
     """List problem whose answer is 1 if the number of ones among zeros and ones is odd, and 0 otherwise."""
 

@@ -13,7 +13,6 @@ from fairseq_lrpe.tasks.answer_problems import ANSWER_PROBLEMS, MQAR, AnswerProb
 from fairseq_lrpe.utils.errors import UserError
 
 
-@dataclass(frozen=True)
 class QuestionProblem:
     """Base class of problems whose text consists of questions, each followed by its answer.
 
