@@ -1,10 +1,10 @@
 """Labeled images such as ImageNet (Deng et al. 2009) in class folders or the archives of ILSVRC 2012."""
 
 import io
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -18,7 +18,6 @@ from fairseq_lrpe.data.image_files import SUFFIXES, decode, is_image
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, visible_files
 
-ACCEPTS = "a folder with {train,valid,test}/CLASS/*.jpg, .png or other images, or an archive of such a folder"
 SPLITS = {  # {name of a folder in lowercase: split}
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
@@ -61,7 +60,9 @@ class ClassFolders(Labeled):
     which are decoded faster. Unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
     """
 
-    accepts = ACCEPTS
+    accepts = (
+        "a folder with {train,valid,test}/CLASS/*.jpg, .png or other images, or an archive of such a folder"
+    )
     task = "image_classification"
     options: ClassVar = {
         **TRAIN_ROWS,
@@ -166,11 +167,10 @@ def interleave(images: Iterable[ImageFile]) -> list[ImageFile]:
     The images of a class are ordered by name. If all classes are equally large, the first image of each class
     is followed by the second of each class, and so on.
     """
-    images, count, turns = sorted(images), Counter(), []
-    sizes = Counter(image.label for image in images)
-    for image in images:
-        turns.append(((count[image.label] + 0.5) / sizes[image.label], image))
-        count[image.label] += 1
+    turns = []
+    for _, group in groupby(sorted(images), key=lambda image: image.label):
+        of_class = list(group)
+        turns += [((i + 0.5) / len(of_class), image) for i, image in enumerate(of_class)]
     return [image for _, image in sorted(turns)]
 
 

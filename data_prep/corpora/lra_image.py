@@ -10,13 +10,7 @@ import numpy as np
 from PIL import Image
 
 from data_prep.binarize import SPLITS
-from data_prep.corpora.image_folders import (
-    ACCEPTS,
-    ClassFolders,
-    ImageFile,
-    in_class_folders,
-    with_validation,
-)
+from data_prep.corpora.image_folders import ClassFolders, ImageFile, in_class_folders, with_validation
 from data_prep.corpus import number
 from data_prep.fetch import SOURCES
 from data_prep.validation import check_one_folder
@@ -43,7 +37,7 @@ class Cifar10(ClassFolders):
     """
 
     task = "classification"
-    accepts = f"{SOURCES['lra_image']['archive']}, or {ACCEPTS} (default: download it)"
+    accepts = f"{SOURCES['lra_image']['archive']}, or {ClassFolders.accepts} (default: download it)"
     help = "downscale images to N x N pixels by averaging (default: %(default)s)"
     options: ClassVar = {"--size": number(help, default=WIDTH)}
     types: ClassVar = [str(value) for value in range(256)]
