@@ -18,19 +18,9 @@ from data_prep.fetch import fetch
 from data_prep.labeled import dataset_builder
 from data_prep.parallel import progress
 from data_prep.validation import is_unicode
+from fairseq_lrpe.data import word_pieces
 from fairseq_lrpe.data.layout import PREPARATION, vocabulary_size
-from fairseq_lrpe.data.word_pieces import (
-    SPECIALS,
-    VOCABULARY,
-    WordPieces,
-    fairseq_types,
-    find_answer,
-    load,
-    max_answer_tokens,
-    normalize_spaces,
-    read_preparation,
-    read_types,
-)
+from fairseq_lrpe.data.word_pieces import SPECIALS, VOCABULARY, WordPieces, normalize_spaces
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, read_lines, write_lines
 
@@ -130,7 +120,7 @@ class Questions(Corpus):
         else:
             vocabulary, lowercase = published(name)
             shutil.copyfile(vocabulary, folder / VOCABULARY)
-        types = fairseq_types(folder / VOCABULARY)
+        types = word_pieces.fairseq_types(folder / VOCABULARY)
         for side in SIDES:
             write_lines(folder / f"dict.{side}.txt", (f"{name} 1" for name in types))
         about = {
@@ -138,18 +128,18 @@ class Questions(Corpus):
             "lowercase": lowercase,
             "language": language,
             "longest": args.longest,
-            "longest_answer": max_answer_tokens(args.longest),
+            "longest_answer": word_pieces.max_answer_tokens(args.longest),
             "longest_question": LONGEST_QUESTION,
             "pieces_of": None if args.pieces else os.path.realpath(name) if Path(name).exists() else name,
         }
         (folder / PREPARATION).write_text(json.dumps(about) + "\n", encoding="utf-8")
-        pieces, ids = load(folder), {x: i for i, x in enumerate([*SPECIALS.values(), *types])}
+        pieces, ids = word_pieces.load(folder), {x: i for i, x in enumerate([*SPECIALS.values(), *types])}
         splits = splits_in(text, ".question")
         counts = {split: write_split(text, folder, split, pieces, ids, about) for split in splits}
         (folder / ROWS).write_text(json.dumps(counts, indent=1) + "\n")
 
     def vocabulary(self, data):
-        size, about = vocabulary_size(data / f"dict.{SIDES[0]}.txt"), read_preparation(data)
+        size, about = vocabulary_size(data / f"dict.{SIDES[0]}.txt"), word_pieces.read_preparation(data)
         origin = f"from {about['pieces_of']}" if about["pieces_of"] else "learned from the training text"
         return f"{size:,} word pieces {origin}, {'lower-cased' if about['lowercase'] else 'cased'}"
 
@@ -167,7 +157,7 @@ def published(name: str) -> tuple[Path, bool]:
     """Returns the path of the vocab.txt of a folder or a model on the hub, and whether it is lower-cased."""
     is_folder = Path(name).exists()
     path, config = (Path(name) / file if is_folder else from_hub(name, file) for file in (VOCABULARY, CONFIG))
-    read_types(path)
+    word_pieces.read_types(path)
     try:
         settings = json.loads(read_file(config)) if config and config.is_file() else {}
         return path, bool(settings.get("do_lower_case", True))
@@ -269,7 +259,8 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
         if not 0 <= start < len(context) or not answer or answer not in one_line:
             counts[LEFT_OUT] += 1
         else:
-            begins = find_answer(answer, one_line, near=len(normalize_spaces(f"{context[:start]}x")) - 1)
+            near = len(normalize_spaces(f"{context[:start]}x")) - 1
+            begins = word_pieces.find_answer(answer, one_line, near)
             counts[MOVED] += context[start : start + len(text)] != text
             row = Question(normalize_spaces(question), answer, one_line, begins)
             found.setdefault(one_line, []).append(row)
