@@ -30,9 +30,7 @@ class Task:
     measure: str = "accuracy"  # name of the metric in tables
     logged: str = "accuracy"  # name of the metric in fairseq's log; it selects the best checkpoint
     flags: dict = field(default_factory=dict)  # flags of fairseq-train with which it logs the metric
-    submission: dict[str, str] | None = (
-        None  # {file for GLUE's server: test split}; default: the task, "test"
-    )
+    submission: dict[str, str] | None = None  # {file for GLUE's server: test split}; default: {task: "test"}
 
     @property
     def development(self) -> list[str]:
