@@ -43,8 +43,8 @@ class Server:
         files: {mirror: content} of further files.
     """
 
-    def __init__(self, handler=Mirrors):
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    def __init__(self):
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mirrors)
         self.requests = self.server.requests = []
         self.files = self.server.files = {}
 
