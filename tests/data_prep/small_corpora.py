@@ -13,17 +13,17 @@ from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from data_prep.prepare import main
 
 SPLITS = ("train", "valid", "test")
-# Its headings and the line "= so =" are not titles of articles.
-ARTICLE = (
-    " \n = {0} = \n \n The {0} is a <unk> thing . \n \n"
-    " = = History = = \n \n It was \n = so = \n a thing . \n \n"
-    " = = Now = = \n \n It goes on . \n \n"
-)
 
 
 def prepare(name, options):
     """Runs ``lrpe prepare NAME`` with these options in this process."""
     main([name, *map(str, options)])
+
+
+def run(name, source, out, *options):
+    """Prepares a corpus from a source with one worker process, and returns the folder OUT/bin."""
+    prepare(name, ["--from", source, "--out", out, "--workers", 1, *options])
+    return out / "bin"
 
 
 def error_of(name, *options):
@@ -35,22 +35,11 @@ def error_of(name, *options):
     return message
 
 
-def write_tokens(folder, splits=SPLITS, suffix="tokens"):
-    """Writes small files in the format of WikiText and returns the folder."""
-    folder.mkdir(parents=True)
-    for split in splits:
-        articles = [ARTICLE.format(f"{split} {i}") for i in range(7)]
-        (folder / f"wiki.{split}.{suffix}").write_text("".join(articles) + " four" * 4 + " five" * 5 + " \n")
-    return folder
-
-
 def sentences(out, split):
     """Returns the lines of a prepared split, as fairseq reads them."""
     dictionary = Dictionary.load(str(out / "bin" / "dict.txt"))
-    dataset = data_utils.load_indexed_dataset(str(out / "bin" / split), dictionary)
-    return [
-        dictionary.string(dataset[i], extra_symbols_to_ignore={dictionary.pad()}) for i in range(len(dataset))
-    ]
+    rows = data_utils.load_indexed_dataset(str(out / "bin" / split), dictionary)
+    return [dictionary.string(row, extra_symbols_to_ignore={dictionary.pad()}) for row in rows]
 
 
 def classified(folder, split):
@@ -104,6 +93,5 @@ def decoded(folder, split, bpe=None):
     bpe = bpe or folder.parent / "gpt2_bpe"
     encoder = get_encoder(str(bpe / "encoder.json"), str(bpe / "vocab.bpe"))
     dictionary = Dictionary.load(str(folder / "dict.txt"))
-    dataset = data_utils.load_indexed_dataset(str(folder / split), dictionary)
-    lines = (dictionary.string(dataset[i]).split() for i in range(len(dataset)))
-    return "".join(encoder.decode(map(int, line)) + "\n" for line in lines)
+    rows = data_utils.load_indexed_dataset(str(folder / split), dictionary)
+    return "".join(encoder.decode(map(int, dictionary.string(row).split())) + "\n" for row in rows)

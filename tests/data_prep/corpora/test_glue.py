@@ -5,7 +5,7 @@ import re
 
 import pytest
 from fairseq.data import Dictionary, data_utils
-from small_corpora import classified, error_of, prepare, write_zip
+from small_corpora import classified, error_of, prepare, run, write_zip
 from small_corpora import decoded as decoded_text
 
 from data_prep.corpora import glue
@@ -69,8 +69,7 @@ def labels(out, split):
     """Returns the labels of a split as sentence_prediction numbers them."""
     folder = out / "bin" / "label"
     dictionary = Dictionary.load(str(folder / "dict.txt"))
-    rows = data_utils.load_indexed_dataset(str(folder / split), dictionary)
-    rows = [rows[i].tolist() for i in range(len(rows))]
+    rows = [row.tolist() for row in data_utils.load_indexed_dataset(str(folder / split), dictionary)]
     assert all(row[1:] == [dictionary.eos()] for row in rows)
     return [row[0] - dictionary.nspecial for row in rows]
 
@@ -103,9 +102,8 @@ def test_tasks_are_prepared_for_sentence_prediction(name, tiny_bpe, in_process, 
 
 @pytest.mark.parametrize("name", ["SST-2", "MNLI"])
 def test_tasks_are_prepared_in_words(name, tmp_path):
-    source, out = write_tsvs(tmp_path / "given", name), tmp_path / "out"
-    prepare("glue_words", [name, "--from", source, "--out", out, "--workers", 1])
-    task, folder = glue.TASKS[name], out / name / "bin"
+    run("glue_words", write_tsvs(tmp_path / "given", name), tmp_path / "out", name)
+    task, folder = glue.TASKS[name], tmp_path / "out" / name / "bin"
     known = {line.split()[0] for line in (folder / "dict.txt").read_text().splitlines()}
     assert json.loads((folder / "about.json").read_text())["rows"] == {x: ROWS[x] for x in task.files}
     for split in task.files:
@@ -188,7 +186,7 @@ def test_rows_keep_empty_questions_and_carriage_returns(tiny_bpe, in_process, tm
     assert decoded(folder / "input0", "train")[5:] == ["train", "one line"]
     assert decoded(folder / "input1", "train")[5:] == ["", "two"]
     assert labels(out / "QQP", "train")[5:] == [0, 1]
-    prepare("glue_words", ["QQP", "--from", source, "--out", tmp_path / "words", "--workers", 1])
+    run("glue_words", source, tmp_path / "words", "QQP")
     assert classified(tmp_path / "words" / "QQP" / "bin", "train")[-2] == ("train", "", "0")
 
 

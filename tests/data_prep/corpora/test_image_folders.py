@@ -13,7 +13,7 @@ import pytest
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from PIL import Image
 from scipy.io import savemat
-from small_corpora import contents, error_of, prepare, write_files, write_tar, write_zip
+from small_corpora import contents, error_of, run, write_files, write_tar, write_zip
 from support.image_files import colored_image
 
 from data_prep import labeled
@@ -33,11 +33,6 @@ def files(train=4, classes=("ant", "bee", "cow"), **more):
     }
 
 
-def run(source, out, *more, name="cifar10"):
-    prepare(name, ["--from", source, "--out", out, "--workers", "1", *more])
-    return out / "bin"
-
-
 def prepared(folder, split):
     """Returns [(name of the label, file content)] of the images of a split."""
     about = json.loads((folder / "about.json").read_text())
@@ -54,7 +49,7 @@ def given(found, split):
 
 def test_files_are_stored_unchanged_by_class_and_name(tmp_path):
     found = files(valid=1, test=2)
-    folder = run(write_files(tmp_path / "given", found), tmp_path / "out")
+    folder = run("cifar10", write_files(tmp_path / "given", found), tmp_path / "out")
     for split in ("train", "valid", "test"):
         assert prepared(folder, split) == given(found, split)
     about = json.loads((folder / "about.json").read_text())
@@ -66,22 +61,21 @@ def test_larger_images_are_resized(tmp_path):
     """Images of 20 x 16 pixels with a shorter side of 8; images that are small enough stay unchanged."""
     found = files(valid=1)
     source = write_files(tmp_path / "given", found)
-    folder = run(source, tmp_path / "out", "--shorter-side", "8")
-    for (label, content), (name, original) in zip(
-        prepared(folder, "train"), given(found, "train"), strict=True
-    ):
+    folder = run("cifar10", source, tmp_path / "out", "--shorter-side", "8")
+    pairs = zip(prepared(folder, "train"), given(found, "train"), strict=True)
+    for (label, content), (name, original) in pairs:
         image = Image.open(io.BytesIO(content))
         assert label == name and (image.format, image.size) == ("JPEG", (10, 8))
         exact = np.asarray(decode(original).resize((10, 8), Image.Resampling.BICUBIC), float)
         assert np.abs(np.asarray(image) - exact).mean() < 12  # JPEG halves the resolution of colors
-    same = run(source, tmp_path / "same", "--shorter-side", "16")
+    same = run("cifar10", source, tmp_path / "same", "--shorter-side", "16")
     assert prepared(same, "train") == given(found, "train")
 
 
 def test_validation_images_are_held_out_and_training_images_limited(tmp_path):
     """Interleaved by class: of 12 training images, the last one for validation and 7 of the others."""
     found = files(train=4, test=1)
-    folder = run(write_files(tmp_path / "given", found), tmp_path / "out", "--train-rows", "7")
+    folder = run("cifar10", write_files(tmp_path / "given", found), tmp_path / "out", "--train-rows", "7")
     turns = sorted(given(found, "train"), key=lambda row: given(found, "train").index(row) % 4)
     assert [name for name, _ in turns[:4]] == ["ant", "bee", "cow", "ant"]
     assert prepared(folder, "train") == sorted(turns[:7], key=given(found, "train").index)
@@ -96,7 +90,7 @@ def test_unreadable_images_are_skipped_and_listed(tmp_path, capsys):
     bad["cow/02.jpeg"] = whole[: len(whole) * 9 // 10]
     kept = {path: content for path, content in found.items() if path[10:] not in bad}
     changed = {f"top/train/{name}": content for name, content in bad.items()}
-    folder = run(write_files(tmp_path / "given", found | changed), tmp_path / "out")
+    folder = run("cifar10", write_files(tmp_path / "given", found | changed), tmp_path / "out")
     lines = (folder / "unreadable.txt").read_text().splitlines()
     assert [line.split(": ")[0] for line in lines] == [f"train/{name}" for name in bad]
     assert prepared(folder, "train") == given(kept, "train")
@@ -146,7 +140,7 @@ def write_imagenet(folder):
 def test_the_archives_of_imagenet(tmp_path):
     folder = tmp_path / "given"
     pictures, valid = write_imagenet(folder)
-    data = run(folder, tmp_path / "out", name="imagenet")
+    data = run("imagenet", folder, tmp_path / "out")
     expected = [(name, content) for name in sorted(pictures) for content in pictures[name].values()]
     assert prepared(data, "train") == expected
     truth = zip(("n3", "n1", "n2", "n2", "n1", "n3"), valid, strict=True)
@@ -207,9 +201,9 @@ def test_damaged_archives_of_imagenet_are_errors(name, damage, message, tmp_path
 def test_archives_and_the_number_of_workers_make_no_difference(tmp_path, monkeypatch):
     monkeypatch.setattr(labeled, "BLOCK", 2)
     found = files(valid=1)
-    first = contents(run(write_files(tmp_path / "given", found), tmp_path / "one"))
+    first = contents(run("cifar10", write_files(tmp_path / "given", found), tmp_path / "one"))
     packed = write_tar(tmp_path / "given.tar.gz", dict(reversed(found.items())))
-    other = contents(run(packed, tmp_path / "two", "--workers", "3"))
+    other = contents(run("cifar10", packed, tmp_path / "two", "--workers", "3"))
     assert {**first, "source.json": None} == {**other, "source.json": None}
     assert [path.name for path in (tmp_path / "two").iterdir()] == ["bin"]
 
@@ -257,7 +251,7 @@ def test_training_images_are_held_out_only_if_there_are_no_validation_images(pla
     if message := VALID_SETS[place]:
         assert message in error_of("imagenet", "--from", source, "--out", tmp_path / "out")
     else:
-        folder = run(source, tmp_path / "out", name="imagenet")
+        folder = run("imagenet", source, tmp_path / "out")
         assert prepared(folder, "train") == given(found, "train")
         assert prepared(folder, "valid") == [(path.split("/")[2], x) for path, x in valid.items()]
 
@@ -283,7 +277,7 @@ def test_what_is_ignored_is_said(tmp_path, capsys):
     others = ["top/test/0.png", "top/figures/0.png", "top/train/ant/boxes.txt"]
     found = files(valid=1)
     more = {name: colored_image(0, 0, "PNG") for name in (*hidden, *others)}
-    folder = run(write_zip(tmp_path / "given.zip", found | more), tmp_path / "out")
+    folder = run("cifar10", write_zip(tmp_path / "given.zip", found | more), tmp_path / "out")
     for split in ("train", "valid"):
         assert prepared(folder, split) == given(found, split)
     assert not (folder / "test.label.npy").exists()
@@ -301,7 +295,7 @@ def test_symbolic_links_are_followed(tmp_path):
         (top / path).symlink_to(os.path.relpath(away, (top / path).parent))
     shutil.make_archive(tmp_path / "given", "tar", tmp_path / "given")
     for source in (tmp_path / "given", tmp_path / "given.tar"):
-        folder = run(source, tmp_path / f"out{source.suffix}")
+        folder = run("cifar10", source, tmp_path / f"out{source.suffix}")
         assert prepared(folder, "train") == given(found, "train")
         assert prepared(folder, "valid") == given(found, "valid")
     (top / "train/bee/up").symlink_to("..")

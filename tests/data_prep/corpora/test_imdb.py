@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_corpora import SPLITS, classified, error_of, prepare, sentences, write_files, write_tar
+from small_corpora import SPLITS, classified, error_of, run, sentences, write_files, write_tar
 
 from data_prep.corpora import imdb
 
@@ -32,29 +32,26 @@ def by_bytes(folder, split):
 
 
 def test_reviews_by_bytes(archive, tmp_path):
-    out = tmp_path / "out"
-    prepare("lra_text", ["--from", archive, "--out", out])
+    folder = run("lra_text", archive, tmp_path / "out")
     for split, source in (("train", "train"), ("valid", "test"), ("test", "test")):
-        rows = by_bytes(out / "bin", split)
+        rows = by_bytes(folder, split)
         expected = {(text, path.split("/")[2]) for path, text in REVIEWS.items() if f"/{source}/" in path}
         assert set(rows) == expected and len(rows) == len(expected)
-    assert len({label for _, label in by_bytes(out / "bin", "train")[:8]}) == 2  # the classes are mixed
+    assert len({label for _, label in by_bytes(folder, "train")[:8]}) == 2  # the classes are mixed
 
 
 def test_marks_and_hidden_files_are_no_part_of_the_reviews(archive, tmp_path):
     marked = {path: b"\xef\xbb\xbf" + content for path, content in REVIEWS.items()}
     hidden = {f"{path.rpartition('/')[0]}/._{Path(path).name}": b"\0\5\x16\7" for path in REVIEWS}
     folder = write_files(tmp_path / "marked", {**marked, **hidden})
-    for name, source in (("one", archive), ("two", folder)):
-        prepare("lra_text", ["--from", source, "--out", tmp_path / name])
+    one, two = run("lra_text", archive, tmp_path / "one"), run("lra_text", folder, tmp_path / "two")
     for split in SPLITS:
-        one, two = (classified(tmp_path / out / "bin", split) for out in ("one", "two"))
-        assert one == two
+        assert classified(one, split) == classified(two, split)
 
 
 def test_reviews_in_words(archive, tmp_path):
-    prepare("imdb", ["--from", archive, "--out", tmp_path / "out", "--workers", 1])
-    rows = {split: classified(tmp_path / "out" / "bin", split) for split in SPLITS}
+    data = run("imdb", archive, tmp_path / "out")
+    rows = {split: classified(data, split) for split in SPLITS}
     assert {split: len(part) for split, part in rows.items()} == {"train": 36, "valid": 4, "test": 6}
     for part in rows.values():
         assert np.mean([label == "pos" for _, label in part]) == 0.5
@@ -68,21 +65,20 @@ def test_reviews_in_words(archive, tmp_path):
 
 
 def test_word_vectors_restrict_the_vocabulary(archive, tmp_path):
-    vectors, out = tmp_path / "vectors.txt", tmp_path / "out"
+    vectors = tmp_path / "vectors.txt"
     vectors.write_text("film 1 2\ngood 3 4\nbad 5 6\ntest 7 8\n, 9 10\n")
-    prepare("imdb", ["--from", archive, "--out", out, "--workers", 1, "--vectors", vectors])
-    words = [line.split()[0] for line in (out / "bin" / "dict.txt").read_text().splitlines()]
+    data = run("imdb", archive, tmp_path / "out", "--vectors", vectors)
+    words = [line.split()[0] for line in (data / "dict.txt").read_text().splitlines()]
     assert sorted(words) == [",", "bad", "film", "good"]
-    kept = (out / "bin" / "vectors.txt").read_text().splitlines()
+    kept = (data / "vectors.txt").read_text().splitlines()
     assert kept == ["film 1 2", "good 3 4", "bad 5 6", ", 9 10"]
-    text, label = classified(out / "bin", "test")[0]
+    text, label = classified(data, "test")[0]
     assert text.split()[:4] == ["<unk>", "good" if label == "pos" else "bad", "film", ","]
 
 
 def test_reviews_as_running_text(in_process, tmp_path, monkeypatch):
     """Every distinct review is one line of one split; unlabeled reviews are in the training set, too."""
     monkeypatch.setattr(imdb, "EVERY", 5)
-    words = ["--sentencepiece", 60, "--workers", 1]
     unlabeled = {f"aclImdb/train/unsup/{i}_0.txt": f"Seen {i}<br />twice".encode() for i in range(8)}
     repeated = {
         "aclImdb/test/pos/99_9.txt": b"Seen 3 <br/> twice",
@@ -90,7 +86,7 @@ def test_reviews_as_running_text(in_process, tmp_path, monkeypatch):
     }
     reviews = REVIEWS | unlabeled | repeated
     folder = write_files(tmp_path / "given", reviews)
-    prepare("imdb_lm", ["--from", folder, "--out", tmp_path / "out", *words])
+    data = run("imdb_lm", folder, tmp_path / "out", "--sentencepiece", 60)
     texts = {split: (tmp_path / "out/text" / f"{split}.txt").read_text().splitlines() for split in SPLITS}
     expected = []
     for part in ("train", "test"):
@@ -102,10 +98,8 @@ def test_reviews_as_running_text(in_process, tmp_path, monkeypatch):
     assert texts["valid"] == expected[::5] and texts["test"] == expected[1::5]
     assert texts["train"] == [line for i, line in enumerate(expected) if i % 5 > 1]
     assert sum("Seen" in line for line in expected) == 8 and len(expected) == len(REVIEWS) + 8
-    assert [
-        line.replace(" ", "").replace("▁", " ").strip() for line in sentences(tmp_path / "out", "valid")
-    ] == (texts["valid"])
-    assert (tmp_path / "out/bin/spm.model").exists()
+    decoded = [line.replace(" ", "").replace("▁", " ").strip() for line in sentences(data.parent, "valid")]
+    assert decoded == texts["valid"] and (data / "spm.model").exists()
 
 
 def test_reviews_that_are_not_utf8_are_errors(tmp_path):

@@ -5,7 +5,7 @@ import os
 import pickle
 
 import numpy as np
-from small_corpora import SPLITS, classified, error_of, prepare, write_files, write_tar
+from small_corpora import SPLITS, classified, error_of, prepare, run, write_files, write_tar
 from support.image_files import encode_image
 
 from data_prep.corpora import lra_image
@@ -46,11 +46,6 @@ def values(row):
     return np.array(row[0].split(), dtype=int)
 
 
-def run(source, out, *more):
-    prepare("lra_image", ["--from", source, "--out", out, *more])
-    return out / "bin"
-
-
 def test_published_batches(publish, tmp_path):
     archive = write_tar(tmp_path / "cifar.tar.gz", batches())
     publish(lra_image.Cifar10("lra_image").facts, archive.read_bytes())
@@ -66,7 +61,7 @@ def test_published_batches(publish, tmp_path):
 
 
 def test_smaller_images_are_means_of_areas(tmp_path):
-    folder = run(write_files(tmp_path / "given", batches()), tmp_path / "out", "--size", 16)
+    folder = run("lra_image", write_files(tmp_path / "given", batches()), tmp_path / "out", "--size", 16)
     row = classified(folder, "train")[0]
     expected = grayscale(COLORS[0]).reshape(16, 2, 16, 2).mean((1, 3)).ravel()
     assert np.abs(values(row) - expected).max() <= 1.5
@@ -78,7 +73,7 @@ def test_images_are_interleaved_by_class(tmp_path):
     contents = files()
     for path in [path for path in contents if "train" in path and "0002" in path]:
         contents |= {path.replace("0002", f"{i:04}"): contents[path] for i in range(3, 11)}
-    folder = run(write_files(tmp_path / "given", contents), tmp_path / "out")
+    folder = run("lra_image", write_files(tmp_path / "given", contents), tmp_path / "out")
     assert [label for _, label in classified(folder, "train")] == CLASSES * 9
     assert [label for _, label in classified(folder, "valid")] == CLASSES
     found = values(classified(folder, "train")[1])  # the first bee

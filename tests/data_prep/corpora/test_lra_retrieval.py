@@ -1,7 +1,7 @@
 """Pairs of documents by bytes: LRA's files, and segments of WikiText articles."""
 
 import pytest
-from small_corpora import classified, prepare, write_files
+from small_corpora import classified, run, write_files
 
 from data_prep.corpora import lra_retrieval
 
@@ -23,9 +23,9 @@ def write_papers(folder, **changes):
 
 
 def test_papers(tmp_path):
-    prepare("lra_retrieval", ["--from", write_papers(tmp_path / "given"), "--out", tmp_path / "out"])
+    data = run("lra_retrieval", write_papers(tmp_path / "given"), tmp_path / "out")
     for split in NAMES:
-        rows = classified(tmp_path / "out" / "bin", split)
+        rows = classified(data, split)
         assert [label for *_, label in rows] == ["yes", "no", "no"]
         assert texts(rows[0]) == [b'a "paper', b"another"]
         assert texts(rows[1]) == [b"t\xc3\xa9xt \xff", b"b"]
@@ -42,9 +42,9 @@ def test_papers(tmp_path):
 )
 def test_broken_papers_are_left_out_and_counted(content, message, tmp_path, capsys):
     contents = content + b"\n".join(LINES)
-    folder, out = write_papers(tmp_path / "given", valid=contents), tmp_path / "out"
-    prepare("lra_retrieval", ["--from", folder, "--out", out])
-    assert [label for *_, label in classified(out / "bin", "valid")] == ["yes", "no", "no"]
+    folder = write_papers(tmp_path / "given", valid=contents)
+    data = run("lra_retrieval", folder, tmp_path / "out")
+    assert [label for *_, label in classified(data, "valid")] == ["yes", "no", "no"]
     path = folder / "new_aan_pairs.eval.tsv"
     assert capsys.readouterr().out.count(f"{path}: left out 1 of 4 rows: {message}") == 1
 
@@ -67,9 +67,9 @@ def write_wiki(folder, name="{}.txt"):
 @pytest.mark.parametrize("name", ["{}.txt", "wiki.{}.tokens"])
 def test_segments_of_articles(name, tmp_path, monkeypatch):
     monkeypatch.setattr(lra_retrieval, "PAIRS", {"train": 80, "valid": 40, "test": 21})
-    prepare("lra_retrieval_mini", ["--from", write_wiki(tmp_path / "given", name), "--out", tmp_path / "out"])
+    data = run("lra_retrieval_mini", write_wiki(tmp_path / "given", name), tmp_path / "out")
     for split, count in zip(NAMES, (80, 40, 20), strict=True):
-        rows = classified(tmp_path / "out" / "bin", split)
+        rows = classified(data, split)
         assert len(rows) == count
         whole = (tmp_path / "given" / name.format(split)).read_bytes()
         pairs = [texts(row) for row in rows]
@@ -78,8 +78,5 @@ def test_segments_of_articles(name, tmp_path, monkeypatch):
         for (first, second), (*_, label) in zip(pairs, rows, strict=True):
             assert len(first) == len(second) == 256 and whole.count(first) == whole.count(second) == 1
             assert abs(whole.index(first) - whole.index(second)) >= 256
-            names = [
-                {i for i in range(5) if b"%s%d0" % (split[:2].encode(), i) in piece}
-                for piece in (first, second)
-            ]
-            assert (names[0] == names[1]) == (label == "yes") and all(len(found) == 1 for found in names)
+            one, other = ({i for i in range(5) if f"{split[:2]}{i}0".encode() in x} for x in (first, second))
+            assert (one == other) == (label == "yes") and len(one) == len(other) == 1

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from small_corpora import SPLITS, classified, error_of, prepare, write_files, write_zip
+from small_corpora import SPLITS, classified, error_of, prepare, run, write_files, write_zip
 
 from data_prep.corpora import nli
 
@@ -43,9 +43,8 @@ def test_the_archive_is_downloaded(publish, tmp_path, capsys):
 @pytest.mark.parametrize("keys", nli.KEYS)
 def test_one_file_is_split(keys, tmp_path):
     file = write_files(tmp_path, {"pairs.jsonl": lines(20, keys, undecided=1)}) / "pairs.jsonl"
-    words = ["--from", file, "--out", tmp_path / "out", "--workers", 1]
-    prepare("snli", [*words, "--cut", 12, 4, 3])
-    found = [row for split in SPLITS for row in classified(tmp_path / "out" / "bin", split)]
+    data = run("snli", file, tmp_path / "out", "--cut", 12, 4, 3)
+    found = [row for split in SPLITS for row in classified(data, split)]
     assert [label for *_, label in found] == [LABELS[i % 3] for i in range(19)]
 
 
@@ -67,17 +66,16 @@ def test_broken_lines_are_left_out_and_counted(line, message, tmp_path, capsys):
     assert f"{path} has only 24 rows, but --cut requests 24 + 1 + 1" in message
 
 
-def test_copies_of_a_file_are_errors(tmp_path):
-    copy = {"other/snli_1.0_dev.jsonl": lines(3)}
-    source = write_files(tmp_path / "given", FILES | copy)
-    message = error_of("snli", "--from", source, "--out", tmp_path / "out")
-    assert "--from has files in other and snli_1.0, which may be the same ones: pass a folder" in message
-
-
-def test_splits_without_labels_are_errors(tmp_path):
-    source = write_files(tmp_path / "given", {**FILES, "snli_1.0/snli_1.0_test.jsonl": lines(0, undecided=2)})
-    message = error_of("snli", "--from", source, "--out", tmp_path / "out")
-    assert "snli_1.0_test.jsonl has no labeled pairs: expected at least one" in message
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("other/snli_1.0_dev.jsonl", lines(3), "--from has files in other and snli_1.0, which may be the"),
+        ("snli_1.0/snli_1.0_test.jsonl", lines(0, undecided=2), "_test.jsonl has no labeled pairs: expected"),
+    ],
+)
+def test_copies_and_splits_without_labels_are_errors(file, content, message, tmp_path):
+    source = write_files(tmp_path / "given", {**FILES, file: content})
+    assert message in error_of("snli", "--from", source, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -63,7 +63,7 @@ def rows(data, split):
     for side in questions.SIDES:
         dictionary = Dictionary.load(str(data / f"dict.{side}.txt"))
         found = data_utils.load_indexed_dataset(str(data / f"{split}.source-question.{side}"), dictionary)
-        sides.append([[dictionary[i] for i in found[k]] for k in range(len(found))])
+        sides.append([[dictionary[i] for i in row] for row in found])
     return list(zip(*sides, strict=True))
 
 

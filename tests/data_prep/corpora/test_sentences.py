@@ -1,7 +1,7 @@
 """The user's own labeled texts and pairs of texts."""
 
 import pytest
-from small_corpora import classified, error_of, prepare, write_files
+from small_corpora import classified, error_of, run, write_files
 
 from fairseq_lrpe.experiments.inference import classify, metrics
 
@@ -15,18 +15,13 @@ SECOND = {"train.input1.txt": b"who\nwhat\n" * 5, "valid.input1.txt": b"what\nwh
 TEST = {"test.input0.txt": b"one\n", "test.label": b"gut\n"}
 
 
-def run(folder, out, *more):
-    prepare("sentences", ["--from", folder, "--out", out, "--workers", "1", *more])
-    return out / "bin"
-
-
 def test_texts(tmp_path, capsys):
-    folder = run(write_files(tmp_path / "given", ONE), tmp_path / "out")
+    folder = run("sentences", write_files(tmp_path / "given", ONE), tmp_path / "out")
     rows = [("a good one", "gut"), ("a bad one", "sehr schlecht")]
     assert classified(folder, "train") == rows * 5
     assert classified(folder, "valid") == [("a bad <unk>", "sehr schlecht"), ("one good one", "gut")]
     assert "rows: train 10, valid 2\nlabels: gut, sehr schlecht" in capsys.readouterr().out
-    few = run(tmp_path / "given", tmp_path / "few", "--train-rows", "8")
+    few = run("sentences", tmp_path / "given", tmp_path / "few", "--train-rows", "8")
     assert classified(few, "train") == rows * 4
 
 
@@ -38,7 +33,7 @@ def test_marks_line_separators_and_hidden_files(tmp_path):
     }
     given = {**ONE, **{name: text.encode() for name, text in marks.items()}, "._train.input0.txt": b"\0\xff"}
     given["valid.label"] = "sehr\u2028schlecht\ngut\n".encode()
-    folder = run(write_files(tmp_path / "given", given), tmp_path / "out")
+    folder = run("sentences", write_files(tmp_path / "given", given), tmp_path / "out")
     rows = [("a good one", "gut"), ("a bad one", "sehr\u2028schlecht")]
     assert classified(folder, "train") == rows * 5
     labels = [label for _, label in classified(folder, "valid")]
@@ -48,7 +43,7 @@ def test_marks_line_separators_and_hidden_files(tmp_path):
 
 def test_pairs_and_a_test_set(tmp_path):
     more = {**TEST, "test.input1.txt": b"who\n"}
-    folder = run(write_files(tmp_path / "given", {**ONE, **SECOND, **more}), tmp_path / "out")
+    folder = run("sentences", write_files(tmp_path / "given", {**ONE, **SECOND, **more}), tmp_path / "out")
     assert classified(folder, "train")[:2] == [
         ("a good one", "who", "gut"),
         ("a bad one", "what", "sehr schlecht"),

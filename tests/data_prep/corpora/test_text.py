@@ -8,7 +8,7 @@ import shutil
 import pytest
 import sentencepiece
 from fairseq.data import Dictionary
-from small_corpora import SPLITS, decoded, error_of, prepare, sentences, write_files, write_tokens, write_zip
+from small_corpora import SPLITS, decoded, error_of, prepare, run, sentences, write_files, write_zip
 
 from data_prep import binarize, text_corpus
 from data_prep.corpora import text, wikitext
@@ -16,6 +16,13 @@ from fairseq_lrpe.data.line_codec import Characters
 
 MARKED = "\ufeff" + "one two\u2028one\x85two\rone\x0ctwo\r\none two \n" * 20
 """Text with a byte order mark, in which other characters than newlines end no lines."""
+
+# Its headings and the line "= so =" are not titles of articles.
+ARTICLE = (
+    " \n = {0} = \n \n The {0} is a <unk> thing . \n \n"
+    " = = History = = \n \n It was \n = so = \n a thing . \n \n"
+    " = = Now = = \n \n It goes on . \n \n"
+)
 
 
 def stripped(path):
@@ -34,8 +41,13 @@ def test_only_newlines_end_lines_of_words(workers, tmp_path):
 
 
 def write_archive(tmp_path, suffix="tokens", folder="wikitext-103"):
-    files = write_tokens(tmp_path / "zipped", suffix=suffix).iterdir()
-    return write_zip(tmp_path / "archive.zip", {f"{folder}/{x.name}": x.read_bytes() for x in files})
+    """Writes small files in the format of WikiText to the folder "zipped", and returns an archive of them."""
+    files = {}
+    for split in SPLITS:
+        articles = "".join(ARTICLE.format(f"{split} {i}") for i in range(7))
+        files[f"wiki.{split}.{suffix}"] = f"{articles}{' four' * 4}{' five' * 5} \n".encode()
+    write_files(tmp_path / "zipped", files)
+    return write_zip(tmp_path / "archive.zip", {f"{folder}/{name}": x for name, x in files.items()})
 
 
 @pytest.mark.parametrize("name", ["wikitext_mini", "wikitext_mini_chars"])
@@ -90,14 +102,14 @@ def test_missing_books_are_errors(tiny_bpe, tmp_path):
 
 
 def test_books_with_marks_hidden_files_and_links(tiny_bpe, in_process, tmp_path):
-    source, out = write_books(tmp_path / "given", ["a.txt", "b.txt"]), tmp_path / "out"
+    source = write_books(tmp_path / "given", ["a.txt", "b.txt"])
     for name in "ab":
         path = source / f"{name}.txt"
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
         (source / f"._{name}.txt").write_bytes(b"\0\5\x16\7")
     (source / "c.txt").symlink_to(write_books(tmp_path / "elsewhere", ["c.txt"]) / "c.txt")
-    prepare("books", ["--from", source, "--bpe", tiny_bpe, "--out", out, "--workers", 1])
-    texts = {decoded(out / "bin", split) for split in SPLITS}
+    data = run("books", source, tmp_path / "out", "--bpe", tiny_bpe)
+    texts = {decoded(data, split) for split in SPLITS}
     assert texts == {f"the book {name}.txt\n\nits end\n" for name in "abc"}
 
 
@@ -181,9 +193,9 @@ def binaries(tiny_bpe, in_process, tmp_path, monkeypatch):
     texts = []
     for i in range(3):
         lines = {f"{split}.txt": f"the {split} {i}\n\nthe end\n".encode() for split in ("train", "valid")}
-        out, source = tmp_path / f"out{i}", write_files(tmp_path / f"text{i}", lines)
-        prepare("wikibook", ["--from", source, "--bpe", tiny_bpe, "--out", out, "--workers", 1])
-        shutil.copytree(out / "bin", tmp_path / "published" / f"bin-shard{i}-8")
+        source = write_files(tmp_path / f"text{i}", lines)
+        data = run("wikibook", source, tmp_path / f"out{i}", "--bpe", tiny_bpe)
+        shutil.copytree(data, tmp_path / "published" / f"bin-shard{i}-8")
         texts.append(lines["train.txt"].decode())
     return tmp_path / "published", texts
 
@@ -244,10 +256,8 @@ def test_published_text_is_the_recorded_one(published, tmp_path):
     assert len(Dictionary.load(str(tmp_path / "mini" / "bin" / "dict.txt"))) == 5384
     log = (tmp_path / "mini" / "preprocess.log").read_text()
     assert "245569 tokens" in log  # WikiText's test set
-    prepare("books", ["--from", published / "books", "--bpe", bpe, "--out", tmp_path / "books"])
+    data = run("books", published / "books", tmp_path / "books", "--bpe", bpe)
     for split in SPLITS:
-        assert decoded(tmp_path / "books" / "bin", split) == stripped(
-            published / "books" / f"grimm.{split}.txt"
-        )
-    assert len(Dictionary.load(str(tmp_path / "books" / "bin" / "dict.txt"))) == 50_264
-    assert json.loads((tmp_path / "books" / "bin" / "source.json").read_text())["from"]
+        assert decoded(data, split) == stripped(published / "books" / f"grimm.{split}.txt")
+    assert len(Dictionary.load(str(data / "dict.txt"))) == 50_264
+    assert json.loads((data / "source.json").read_text())["from"]

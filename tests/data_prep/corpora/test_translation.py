@@ -65,7 +65,7 @@ def decoded(data, split, language):
     dictionary = Dictionary.load(str(data / f"dict.{language}.txt"))
     rows = data_utils.load_indexed_dataset(str(data / f"{split}.en-de.{language}"), dictionary)
     codec = text_codec.load(data)
-    return [codec.decode(language, dictionary.string(rows[i])) for i in range(len(rows))]
+    return [codec.decode(language, dictionary.string(row)) for row in rows]
 
 
 def ascii_quotes(text):
