@@ -114,17 +114,16 @@ def test_invalid_calls_are_errors_of_one_line(words, message, places, tiny_bpe, 
     check_error([name, *out, *words], places, message, tmp_path)
 
 
-@pytest.mark.parametrize("product", ["bin", "text"])
-def test_files_of_the_user_are_not_overwritten(product, places, tmp_path):
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("bin/notes", b"", "{0}/bin was not created by this command: remove it, or change --out"),
+        ("text/notes", b"", "{0}/text was not created by this command: remove it, or change --out"),
+        ("bin/source.json", b"", "{0}/bin/source.json is damaged: remove {0}/bin, or change --out"),
+        ("bin/source.json", b"[]", "{0}/bin/source.json is damaged: remove {0}/bin, or change --out"),
+    ],
+)
+def test_folders_of_the_user_are_not_overwritten(file, content, message, places, tmp_path):
+    write_files(tmp_path, {file: content})
     words = ["text", "--from", "{text}", "--out", str(tmp_path)]
-    (tmp_path / product).mkdir()
-    message = f"{tmp_path / product} was not created by this command: remove it, or change --out"
-    check_error(words, places, message, tmp_path)
-
-
-@pytest.mark.parametrize("content", ["", "[]"])
-def test_damaged_records_are_errors(content, places, tmp_path):
-    write_files(tmp_path, {"bin/source.json": content.encode()})
-    words = ["text", "--from", "{text}", "--out", str(tmp_path)]
-    message = f"{tmp_path}/bin/source.json is damaged: remove {tmp_path}/bin, or change --out"
-    check_error(words, places, message, tmp_path)
+    check_error(words, places, message.format(tmp_path), tmp_path)
