@@ -262,32 +262,20 @@ def test_unpaired_surrogates_are_left_out_and_counted(place, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "cut", "message"),
+    ("content", "message"),
     [
-        (b'{"data": [{"paragraphs": [{"qas": []', (2, 1), "does not have SQuAD's format"),
-        (
-            b'[{"paragraphs": [{"context": "a", "qas": [{"question": "b"}]}]}]',
-            (2, 1),
-            "(KeyError('answers'))",
-        ),
-        (
-            one_answer([{"text": "b", "answer_start": "4"}]),
-            (2, 1),
-            "answer_start is of type str instead of int",
-        ),
-        (one_answer([{"text": "b"}]), (2, 1), "(KeyError('answer_start'))"),
-        (one_answer({"text": ["b"], "answer_start": [4]}), (2, 1), "answers is of type dict instead of list"),
-        (squad([paragraph(i) for i in range(4)]), (10, 7), "has only 12 rows"),
-        (
-            squad([paragraph(0)] * 2),
-            (2, 1),
-            "2 rows for train, but the next 6 belong together",
-        ),
+        (b'{"data": [{"paragraphs": [{"qas": []', "does not have SQuAD's format"),
+        (b'[{"paragraphs": [{"context": "a", "qas": [{"question": "b"}]}]}]', "(KeyError('answers'))"),
+        (one_answer([{"text": "b", "answer_start": "2"}]), "answer_start is of type str instead of int"),
+        (one_answer([{"text": "b"}]), "(KeyError('answer_start'))"),
+        (one_answer({"text": ["b"], "answer_start": [2]}), "answers is of type dict instead of list"),
+        (one_answer([{"text": "b", "answer_start": 2}]), "has only 1 rows, but --cut requests 2 + 1: reduce"),
+        (squad([paragraph(0)] * 2), "2 rows for train, but the next 6 belong together"),
     ],
 )
-def test_invalid_files_and_cuts_are_errors(content, cut, message, tmp_path):
+def test_invalid_files_and_cuts_are_errors(content, message, tmp_path):
     path = write_files(tmp_path, {"bad.json": content}) / "bad.json"
-    error = error_of("squad", *cut_flags(path, tmp_path / "out", cut=cut))
+    error = error_of("squad", *cut_flags(path, tmp_path / "out", cut=(2, 1)))
     assert str(path) in error and message in error and not (tmp_path / "out").exists()
 
 
