@@ -1,7 +1,6 @@
 """Problems in which only answers are predicted: their sequences, batches and metrics."""
 
 from random import Random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from fairseq_lrpe.experiments.inference import evaluate_synthetic
 from fairseq_lrpe.tasks.answer_problems import ANSWER_PROBLEMS, MQAR, POWER, Needle
 from fairseq_lrpe.tasks.synthetic_lm import SyntheticLMConfig, SyntheticLMTask
-from fairseq_lrpe.tasks.synthetic_problems import build_problem
 from fairseq_lrpe.utils.errors import UserError
 
 
@@ -174,17 +172,3 @@ def test_text_of_needles_has_to_be_prepared():
     with pytest.raises(SystemExit) as end:
         task_of(problem="needle", haystack="data/none/bin")
     assert "data/none/bin has no dict.txt: pass a folder of binarized text; `" in str(end.value.code)
-
-
-@pytest.mark.parametrize("name, sizes, message", [
-    ("needle", {}, "needle requires a text: pass --haystack"),
-    ("mqar", {"num_items": 6}, "--num-items and --min-items of mqar must be powers of two"),
-    ("mqar", {"num_items": 8, "vocab_size": 16}, "--vocab-size must be at least 18"),
-    ("mqar", {"num_items": 16}, "--tokens-per-sample 40 is too short for mqar .*: pass at least 64"),
-    ("copy", {"num_items": 20}, "--tokens-per-sample 40 is too short for copy .*: pass at least 42"),
-    ("sort", {"num_items": 4, "min_items": 5}, "--min-items 5 must not exceed --num-items 4"),
-    ("sum", {"min_items": 0}, "--min-items must be at least 1, not 0"),
-])  # fmt: skip
-def test_wrong_sizes(name, sizes, message):
-    with pytest.raises(UserError, match=message):
-        build_problem(name, SimpleNamespace(**sizes), 40)

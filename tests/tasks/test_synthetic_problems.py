@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_lrpe.tasks.synthetic_problems import PROBLEMS, Addition, Index, Search, build_problem
+from fairseq_lrpe.utils.errors import UserError
 
-SIZES = {"digits": 8, "letters": 13, "first": 48, "copied": 48, "between": 4}
 PAGE = [
     (
         "?d=77+38446365; ",
@@ -106,11 +106,17 @@ def test_least_loss_letter_by_letter():
     ("search", {"first": 4}, 512, "--copied 48 must not exceed --first 4"),
     ("addition", {}, 100, "--tokens-per-sample 100 is too short for addition"),
     ("search", {}, 64, "pass at least 101"),
+    ("needle", {}, 40, "needle requires a text: pass --haystack"),
+    ("mqar", {"num_items": 6}, 40, "--num-items and --min-items of mqar must be powers of two"),
+    ("mqar", {"num_items": 8, "vocab_size": 16}, 40, "--vocab-size must be at least 18"),
+    ("mqar", {}, 40, "is too short for mqar .*: pass at least 64"),
+    ("copy", {"num_items": 20}, 40, "is too short for copy .*: pass at least 42"),
+    ("sort", {"num_items": 4, "min_items": 5}, 40, "--min-items 5 must not exceed --num-items 4"),
+    ("sum", {"min_items": 0}, 40, "--min-items must be at least 1, not 0"),
 ])  # fmt: skip
 def test_invalid_sizes(name, sizes, length, message):
-    with pytest.raises(ValueError) as error:
-        build_problem(name, SimpleNamespace(**SIZES | sizes), length)
-    assert message in str(error.value)
+    with pytest.raises(UserError, match=message):
+        build_problem(name, SimpleNamespace(**sizes), length)
 
 
 @given(st.integers(0, 10**6), st.sampled_from([Addition(3), Index(5)]))
