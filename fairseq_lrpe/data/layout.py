@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count, takewhile
 from pathlib import Path
 
@@ -86,18 +86,27 @@ def check_binary(prefix: Path) -> None:
             )
 
 
+def read_note(path: Path, is_valid: Callable[[dict], bool]) -> dict | None:
+    """Returns the object in a JSON file, or None if it is missing, damaged or not valid."""
+    try:
+        found = json.loads(read_file(path))
+        return found if is_valid(found) else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def read_metadata(folder: Path) -> dict:
     """Returns the metadata of a folder of inputs with labels.
 
     Its keys are "inputs" (number per row), "labels" (names), "rows" ({split: number of rows}), and for images
     "shape" and "pixels" ({"mean", "std"}), or "images" if they are stored as image files.
     """
-    try:
-        found = json.loads(read_file(folder / METADATA))
-        valid = found["inputs"] in (1, 2) and len(found["labels"]) > 1 and isinstance(found["rows"], dict)
-    except (OSError, ValueError, LookupError, TypeError):
-        valid = False
-    if not valid:
+
+    def is_valid(note):
+        return note["inputs"] in (1, 2) and len(note["labels"]) > 1 and isinstance(note["rows"], dict)
+
+    found = read_note(folder / METADATA, is_valid)
+    if found is None:
         command = prepare_command(folder) or PREPARE
         raise UserError(f"{folder / METADATA} is missing or damaged: `{command}` prepares such folders")
     return found

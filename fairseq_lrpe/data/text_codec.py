@@ -10,7 +10,6 @@ restores spaces around quotes, apostrophes and symbols heuristically.
 
 import functools
 import io
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +20,7 @@ from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 from subword_nmt import apply_bpe, learn_bpe
 from tqdm import tqdm
 
-from fairseq_lrpe.data.layout import PREPARATION
+from fairseq_lrpe.data.layout import PREPARATION, read_note
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, read_lines, write_atomic
 
@@ -81,9 +80,9 @@ class Moses:
 
 def load(data: Path) -> Moses:
     """Returns the codec of the prepared translation data in a folder."""
-    note = data / PREPARATION
-    if not note.is_file() or json.loads(note.read_text("utf-8")).get("bpe") != Moses.facts["bpe"]:
-        raise UserError(f"{note} is missing or not for translation: prepare a corpus (see `{PREPARE}`)")
+    path = data / PREPARATION
+    if read_note(path, lambda note: note["bpe"] == Moses.facts["bpe"]) is None:
+        raise UserError(f"{path} is missing or not for translation: prepare a corpus (see `{PREPARE}`)")
     codec = Moses(data.parent)
     if not codec.path.is_file():
         raise UserError(f"{codec.path} is missing: restore it, or remove {data} and prepare it again")

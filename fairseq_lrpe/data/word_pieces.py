@@ -4,16 +4,15 @@ The source of question generation is ``<s> answer </s> context </s>``: fairseq's
 those of BERT's ``[CLS] answer [SEP] context [SEP]``.
 """
 
-import json
 import re
 import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_lrpe.data.layout import PREPARATION
+from fairseq_lrpe.data.layout import PREPARATION, read_note
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_file, read_lines
+from fairseq_lrpe.utils.files import read_lines
 
 VOCABULARY = "vocab.txt"  # BERT's file, with one type per line, in the order of their ids
 # {BERT's name: fairseq's name} of the special types, in fairseq's order
@@ -163,14 +162,11 @@ def restore_spaces(words: str) -> str:
 
 
 def read_preparation(data: Path) -> dict:
-    note = data / PREPARATION
-    try:
-        found = json.loads(read_file(note))
-        if found["tokenizer"] == "bert" and "longest" in found:
-            return found
-    except (OSError, ValueError, LookupError, TypeError):
-        pass
-    raise UserError(f"{note} is missing or not for question generation: pass data of squad or cmrc2018")
+    path = data / PREPARATION
+    found = read_note(path, lambda note: note["tokenizer"] == "bert" and "longest" in note)
+    if found is None:
+        raise UserError(f"{path} is missing or not for question generation: pass data of squad or cmrc2018")
+    return found
 
 
 def load(data: Path) -> WordPieces:

@@ -11,6 +11,7 @@ from transformers import BertTokenizer
 
 from fairseq_lrpe.data import text_codec, word_pieces
 from fairseq_lrpe.data.word_pieces import NUM_SEPARATORS, SPECIALS, WordPieces
+from fairseq_lrpe.utils.errors import UserError
 
 CHINESE = "中国北京上海大学的是在一三这那有不人和年月日"
 WORDS = ["the", "The", "norm", "##an", "##ing", "run", "##ner", "é", "##é", "ü", "北京", "##人"]
@@ -163,7 +164,7 @@ def test_answers_are_found(vocabulary):
             pieces.source(answer, "The normans" + " and more" * 9, 16, 6)
 
 
-def test_preparations_for_other_tasks_are_errors(vocabulary, tmp_path):
+def test_damaged_preparations_and_those_for_other_tasks_are_errors(vocabulary, tmp_path):
     write(tmp_path / "vocab.txt", TYPES)
     note = tmp_path / "preparation.json"
     note.write_text('{"source": "en", "target": "de", "tokenizer": "moses", "bpe": "subword_nmt"}')
@@ -173,3 +174,8 @@ def test_preparations_for_other_tasks_are_errors(vocabulary, tmp_path):
     assert word_pieces.load(tmp_path).pieces("THE") == ["the"]
     with pytest.raises(ValueError, match=r"preparation\.json is missing or not for translation"):
         text_codec.load(tmp_path)
+    for content in ("{", "[]"):
+        note.write_text(content)
+        for load, task in ((word_pieces.load, "question generation"), (text_codec.load, "translation")):
+            with pytest.raises(UserError, match=f"is missing or not for {task}"):
+                load(tmp_path)
