@@ -89,9 +89,6 @@ class ImageDataset(LabeledDataset):
 
     size = num_tokens
 
-    def num_tokens_vec(self, indices):
-        return np.ones(len(indices), np.int64)
-
     def image(self, index: int) -> "Image":
         """Returns the decoded image."""
         from fairseq_lrpe.data.image_files import decode
