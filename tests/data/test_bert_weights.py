@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.tensors import perturbed
 from support.tiny_models import build_model, dictionary_of, task_of
 from transformers import BertConfig, BertModel
 
@@ -31,10 +32,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
     model = BertModel(BertConfig(vocab_size=len(TYPES), max_position_embeddings=16, **SIZES))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
+    perturbed(model).save_pretrained(folder)
     (folder / "vocab.txt").write_text("".join(f"{name}\n" for name in TYPES))
     return folder
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support import commands
 from support.commands import assert_error, assert_resumes, validated
-from support.labeled_data import WORDS, write_gray_image_dataset, write_text_dataset
+from support.labeled_data import write_gray_image_dataset, write_text_dataset
 from support.tiny import run_here
 
 from fairseq_lrpe import load_model
@@ -59,8 +59,6 @@ def test_longer_text_of_a_pair_is_truncated_first(first, second, most):
 
 
 def test_inputs_of_a_text(folders):
-    [words] = (folders / "one/dict.txt").read_text().splitlines()[:1]
-    assert words.split()[0] == WORDS[0]
     plain, begun = dataset_of(folders / "one"), dataset_of(folders / "one", pooling="first")
     for i in range(len(plain)):
         _, [text], label = plain[i]
