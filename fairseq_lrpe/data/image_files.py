@@ -61,6 +61,4 @@ def convert(image: Image.Image, mode: str = "RGB") -> Image.Image:
 
 def gray_pixels(image: Image.Image, height: int, width: int) -> np.ndarray:
     """Returns the gray values (height · width,), row by row, of an image scaled by averaging."""
-    image = convert(image, "L")
-    size = (width, height)
-    return np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BOX)).ravel()
+    return np.asarray(convert(image, "L").resize((width, height), Image.Resampling.BOX)).ravel()
