@@ -19,17 +19,13 @@ def saved(image, kind, **options):
     return out.getvalue()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        saved(Image.fromarray(RAMP), "PNG"),
-        saved(Image.fromarray(RAMP), "TIFF"),
-        saved(BIG_ENDIAN, "TIFF"),
-        b"P5 32 32 65535\n" + RAMP.astype(">u2").tobytes(),
-        b"P5 32 32 1023\n" + (RAMP >> 6).astype(">u2").tobytes(),
-    ],
-    ids=["png", "tiff", "big_endian", "pgm", "pgm_10_bits"],
-)
+@pytest.mark.parametrize("content", [
+    saved(Image.fromarray(RAMP), "PNG"),
+    saved(Image.fromarray(RAMP), "TIFF"),
+    saved(BIG_ENDIAN, "TIFF"),
+    b"P5 32 32 65535\n" + RAMP.astype(">u2").tobytes(),
+    b"P5 32 32 1023\n" + (RAMP >> 6).astype(">u2").tobytes(),
+], ids=["png", "tiff", "big_endian", "pgm", "pgm_10_bits"])  # fmt: skip
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_16_bit_gray_values_are_scaled(content, mode):
     pixels = np.asarray(decode(content, mode))

@@ -76,28 +76,22 @@ def test_ids_in_both_orders(vocabulary, tmp_path):
     assert [dictionary[i] for i in range(4)] == list(SPECIALS.values())
 
 
-@pytest.mark.parametrize(
-    ("types", "message"),
-    [
-        ([x for x in TYPES if x != "[UNK]"], r"has no \[UNK\]: expected BERT's vocab.txt"),
-        ([*TYPES, "the"], "has 'the', which is repeated, blank or a special"),
-        ([*TYPES, "", "more"], "has '', which is repeated, blank or a special"),
-    ],
-)
+@pytest.mark.parametrize("types, message", [
+    ([x for x in TYPES if x != "[UNK]"], r"has no \[UNK\]: expected BERT's vocab.txt"),
+    ([*TYPES, "the"], "has 'the', which is repeated, blank or a special"),
+    ([*TYPES, "", "more"], "has '', which is repeated, blank or a special"),
+])  # fmt: skip
 def test_invalid_vocabularies_are_errors(types, message, tmp_path):
     path = write(tmp_path / "vocab.txt", types)
     with pytest.raises(ValueError, match=message):
         WordPieces(path, True)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "《战国无双3》是由哪两个公司合作开发的？",
-        "共有364.6公里，2006年人口为185,525人（amarillo）。",
-        'He said: "I don\'t know (yet)!" It costs $1,200.50, or 3.5% at 10:30.',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "《战国无双3》是由哪两个公司合作开发的？",
+    "共有364.6公里，2006年人口为185,525人（amarillo）。",
+    'He said: "I don\'t know (yet)!" It costs $1,200.50, or 3.5% at 10:30.',
+])  # fmt: skip
 def test_text_is_restored(text, vocabulary, tmp_path):
     path = write(
         tmp_path / "vocab.txt", dict.fromkeys([*TYPES, *text, *(f"##{x}" for x in text if x != " ")])

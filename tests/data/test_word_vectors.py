@@ -30,16 +30,13 @@ def test_a_byte_order_mark_is_not_a_part_of_a_word(tmp_path):
     assert found == {"the": [1, 2], "o\u2028f": [3, 4]}
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (["the 1 2", "of 1"], "line 2 has 1 fields after its word instead of 2"),
-        (["2 2", "the 1 2", "of 1 2"], "line 2 has 2 fields after its word instead of 1"),
-        (["the 1 2", "of nan 2"], "line 2 has 'nan' instead of a finite number"),
-        ([], "line 1 is not a word and a vector"),
-        (["The 1 2", "OF 1 2"], "has vectors for none of the 2 words"),
-    ],
-)
+@pytest.mark.parametrize("lines, message", [
+    (["the 1 2", "of 1"], "line 2 has 1 fields after its word instead of 2"),
+    (["2 2", "the 1 2", "of 1 2"], "line 2 has 2 fields after its word instead of 1"),
+    (["the 1 2", "of nan 2"], "line 2 has 'nan' instead of a finite number"),
+    ([], "line 1 is not a word and a vector"),
+    (["The 1 2", "OF 1 2"], "has vectors for none of the 2 words"),
+])  # fmt: skip
 def test_invalid_lines_are_errors(lines, message, tmp_path):
     path = write(tmp_path, lines)
     with pytest.raises(ValueError) as error:

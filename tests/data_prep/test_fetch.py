@@ -42,18 +42,14 @@ def get(dest, *urls):
     assert [x.name for x in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize(
-    ("mirror", "part", "ranges"),
-    [
-        ("range", CONTENT[:1000], ["bytes=1000-"]),
-        ("range", CONTENT, []),
-        ("no_range", CONTENT[:1000], ["bytes=1000-"]),
-        ("range", CONTENT + b"more", [None]),
-        ("range", b"x" * 1000, ["bytes=1000-", None]),
-        ("interrupted", b"", [None, f"bytes={SIZE // 2}-"]),
-    ],
-    ids=["resumed", "complete", "no_range", "too_long", "of_another_file", "interrupted"],
-)
+@pytest.mark.parametrize("mirror, part, ranges", [
+    ("range", CONTENT[:1000], ["bytes=1000-"]),
+    ("range", CONTENT, []),
+    ("no_range", CONTENT[:1000], ["bytes=1000-"]),
+    ("range", CONTENT + b"more", [None]),
+    ("range", b"x" * 1000, ["bytes=1000-", None]),
+    ("interrupted", b"", [None, f"bytes={SIZE // 2}-"]),
+], ids=["resumed", "complete", "no_range", "too_long", "of_another_file", "interrupted"])  # fmt: skip
 def test_partial_downloads_are_resumed_and_verified(mirror, part, ranges, server, tmp_path):
     (tmp_path / "file.part").write_bytes(part)
     get(tmp_path / "file", server.url(mirror))

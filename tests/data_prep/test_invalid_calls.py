@@ -114,15 +114,12 @@ def test_invalid_calls_are_errors_of_one_line(words, message, places, tiny_bpe, 
     check_error([name, *out, *words], places, message, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("bin/notes", b"", "{0}/bin was not created by this command: remove it, or change --out"),
-        ("text/notes", b"", "{0}/text was not created by this command: remove it, or change --out"),
-        ("bin/source.json", b"", "{0}/bin/source.json is damaged: remove {0}/bin, or change --out"),
-        ("bin/source.json", b"[]", "{0}/bin/source.json is damaged: remove {0}/bin, or change --out"),
-    ],
-)
+@pytest.mark.parametrize("file, content, message", [
+    ("bin/notes", b"", "{0}/bin was not created by this command: remove it, or change --out"),
+    ("text/notes", b"", "{0}/text was not created by this command: remove it, or change --out"),
+    ("bin/source.json", b"", "{0}/bin/source.json is damaged: remove {0}/bin, or change --out"),
+    ("bin/source.json", b"[]", "{0}/bin/source.json is damaged: remove {0}/bin, or change --out"),
+])  # fmt: skip
 def test_folders_of_the_user_are_not_overwritten(file, content, message, places, tmp_path):
     write_files(tmp_path, {file: content})
     words = ["text", "--from", "{text}", "--out", str(tmp_path)]

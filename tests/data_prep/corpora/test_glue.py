@@ -129,16 +129,13 @@ def test_each_task_is_prepared_once_and_from_one_source(tiny_bpe, in_process, tm
     assert "was made with --train-rows 3: use the same" in message
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "message"),
-    [
-        ("QQP", "0\t1\t2", "has 3 fields instead of 6"),
-        ("RTE", "0\tone\t \tentailment", "has an empty sentence2"),
-        ("QNLI", "0\tone\ttwo\tmaybe", "has the label 'maybe' instead of one of"),
-        ("STS-B", "0\tg\tf\ty\to\ts\ts\tone\ttwo\tnan", "has the score 'nan' instead"),
-        ("STS-B", "0\tg\tf\ty\to\ts\ts\tone\ttwo\tgood", "has the score 'good' instead"),
-    ],
-)
+@pytest.mark.parametrize("name, line, message", [
+    ("QQP", "0\t1\t2", "has 3 fields instead of 6"),
+    ("RTE", "0\tone\t \tentailment", "has an empty sentence2"),
+    ("QNLI", "0\tone\ttwo\tmaybe", "has the label 'maybe' instead of one of"),
+    ("STS-B", "0\tg\tf\ty\to\ts\ts\tone\ttwo\tnan", "has the score 'nan' instead"),
+    ("STS-B", "0\tg\tf\ty\to\ts\ts\tone\ttwo\tgood", "has the score 'good' instead"),
+])  # fmt: skip
 def test_broken_rows_are_left_out_and_counted(name, line, message, tmp_path, capsys):
     """Also among the first rows of a limited split. A file with more broken rows than others is refused."""
     source = write_tsvs(tmp_path / "given", name)
@@ -158,14 +155,11 @@ def test_broken_rows_are_left_out_and_counted(name, line, message, tmp_path, cap
         [*glue.rows(path, task, "train")]
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "line", "content", "message"),
-    [
-        ("QQP", "test.tsv", 2, "0\t1\t2\ta\tb\tc", " line 2 has 6 fields instead of 5"),
-        ("SST-2", "dev.tsv", 2, "caf\udce9\t1", " is not UTF-8 text (line 2: "),
-        ("WNLI", "train.tsv", 1, "index\tsentence1\ttext\tlabel", " line 1 has no column sentence2"),
-    ],
-)
+@pytest.mark.parametrize("name, file, line, content, message", [
+    ("QQP", "test.tsv", 2, "0\t1\t2\ta\tb\tc", " line 2 has 6 fields instead of 5"),
+    ("SST-2", "dev.tsv", 2, "caf\udce9\t1", " is not UTF-8 text (line 2: "),
+    ("WNLI", "train.tsv", 1, "index\tsentence1\ttext\tlabel", " line 1 has no column sentence2"),
+])  # fmt: skip
 def test_malformed_files_are_errors(name, file, line, content, message, tiny_bpe, tmp_path):
     """Test sets must be complete."""
     source, out = write_tsvs(tmp_path / "given", name), tmp_path / "out"

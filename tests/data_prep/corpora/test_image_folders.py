@@ -171,18 +171,15 @@ def with_files(*names):
     return lambda archive: write_tar(archive, dict.fromkeys(names, b"-"), mode="w")
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "message"),
-    [
-        (TRAIN, cut, "is not a complete zip or tar archive (neither a file"),
-        (TRAIN, damage_the_last_class, "is not a complete zip or tar archive (neither a file"),
-        (TRAIN, with_files("0.JPEG"), "has 0.JPEG instead of an archive of each class"),
-        (VALID, cut, "is not a complete zip or tar archive (neither a file"),
-        (VALID, with_files("0.JPEG"), f"has 1 images, but {DEVKIT} has the classes of 6: download both"),
-        (DEVKIT, halve, "is not a complete zip or tar archive ("),
-        (DEVKIT, with_files(), "/ILSVRC2012_devkit_t12/data/meta.mat is missing"),
-    ],
-)
+@pytest.mark.parametrize("name, damage, message", [
+    (TRAIN, cut, "is not a complete zip or tar archive (neither a file"),
+    (TRAIN, damage_the_last_class, "is not a complete zip or tar archive (neither a file"),
+    (TRAIN, with_files("0.JPEG"), "has 0.JPEG instead of an archive of each class"),
+    (VALID, cut, "is not a complete zip or tar archive (neither a file"),
+    (VALID, with_files("0.JPEG"), f"has 1 images, but {DEVKIT} has the classes of 6: download both"),
+    (DEVKIT, halve, "is not a complete zip or tar archive ("),
+    (DEVKIT, with_files(), "/ILSVRC2012_devkit_t12/data/meta.mat is missing"),
+])  # fmt: skip
 def test_damaged_archives_of_imagenet_are_errors(name, damage, message, tmp_path):
     folder = tmp_path / "given"
     write_imagenet(folder)

@@ -32,14 +32,11 @@ def test_papers(tmp_path):
         assert texts(rows[2]) == [b"long" * 1000, b"c"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"1\ta\tb\tc\n", "line 1 has 4 fields instead of 5"),
-        (b"label\tid1\tid2\ttext1\ttext2\n", "line 1 has the label 'label' instead of 0 or 1"),
-        (b"1\ta\tb\t\tc\n", "line 1 has an empty text"),
-    ],
-)
+@pytest.mark.parametrize("content, message", [
+    (b"1\ta\tb\tc\n", "line 1 has 4 fields instead of 5"),
+    (b"label\tid1\tid2\ttext1\ttext2\n", "line 1 has the label 'label' instead of 0 or 1"),
+    (b"1\ta\tb\t\tc\n", "line 1 has an empty text"),
+])  # fmt: skip
 def test_broken_papers_are_left_out_and_counted(content, message, tmp_path, capsys):
     contents = content + b"\n".join(LINES)
     folder = write_papers(tmp_path / "given", valid=contents)

@@ -48,15 +48,12 @@ def test_one_file_is_split(keys, tmp_path):
     assert [label for *_, label in found] == [LABELS[i % 3] for i in range(19)]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "Expecting property name"),
-        ("[]", "is not a pair with a label: expected an object"),
-        (json.dumps({**row(0, "neutral"), "sentence1": "\ud83d"}), "has an unpaired surrogate"),
-        (json.dumps(row(0, "maybe")), "has the label 'maybe' instead of one of"),
-    ],
-)
+@pytest.mark.parametrize("line, message", [
+    ("{", "Expecting property name"),
+    ("[]", "is not a pair with a label: expected an object"),
+    (json.dumps({**row(0, "neutral"), "sentence1": "\ud83d"}), "has an unpaired surrogate"),
+    (json.dumps(row(0, "maybe")), "has the label 'maybe' instead of one of"),
+])  # fmt: skip
 def test_broken_lines_are_left_out_and_counted(line, message, tmp_path, capsys):
     content = lines(4) + f"{line}\n".encode() + lines(20)
     path = write_files(tmp_path, {"bad.jsonl": content}) / "bad.jsonl"

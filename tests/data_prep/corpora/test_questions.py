@@ -217,14 +217,11 @@ def test_vocabulary_from_the_hub(file, tmp_path, monkeypatch):
     assert "vocab.txt of some/model could not be downloaded ('some/model')" in error
 
 
-@pytest.mark.parametrize(
-    ("file_name", "error", "message"),
-    [
-        (questions.CONFIG, EntryNotFoundError("404 Client Error"), None),
-        (questions.CONFIG, LocalEntryNotFoundError("no connection"), "tokenizer_config.json of some/model"),
-        ("vocab.txt", EntryNotFoundError("404 Client Error"), "vocab.txt of some/model could not be"),
-    ],
-)
+@pytest.mark.parametrize("file_name, error, message", [
+    (questions.CONFIG, EntryNotFoundError("404 Client Error"), None),
+    (questions.CONFIG, LocalEntryNotFoundError("no connection"), "tokenizer_config.json of some/model"),
+    ("vocab.txt", EntryNotFoundError("404 Client Error"), "vocab.txt of some/model could not be"),
+])  # fmt: skip
 def test_only_a_missing_configuration_is_optional(file_name, error, message, file, tmp_path, monkeypatch):
     """As in a local folder; text is then lower-cased."""
     folder, out = bert(tmp_path / "bert"), tmp_path / "out"
@@ -261,18 +258,15 @@ def test_unpaired_surrogates_are_left_out_and_counted(place, tmp_path, capsys):
         questions.paragraphs(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"data": [{"paragraphs": [{"qas": []', "does not have SQuAD's format"),
-        (b'[{"paragraphs": [{"context": "a", "qas": [{"question": "b"}]}]}]', "(KeyError('answers'))"),
-        (one_answer([{"text": "b", "answer_start": "2"}]), "answer_start is of type str instead of int"),
-        (one_answer([{"text": "b"}]), "(KeyError('answer_start'))"),
-        (one_answer({"text": ["b"], "answer_start": [2]}), "answers is of type dict instead of list"),
-        (one_answer([{"text": "b", "answer_start": 2}]), "has only 1 rows, but --cut requests 2 + 1: reduce"),
-        (squad([paragraph(0)] * 2), "2 rows for train, but the next 6 belong together"),
-    ],
-)
+@pytest.mark.parametrize("content, message", [
+    (b'{"data": [{"paragraphs": [{"qas": []', "does not have SQuAD's format"),
+    (b'[{"paragraphs": [{"context": "a", "qas": [{"question": "b"}]}]}]', "(KeyError('answers'))"),
+    (one_answer([{"text": "b", "answer_start": "2"}]), "answer_start is of type str instead of int"),
+    (one_answer([{"text": "b"}]), "(KeyError('answer_start'))"),
+    (one_answer({"text": ["b"], "answer_start": [2]}), "answers is of type dict instead of list"),
+    (one_answer([{"text": "b", "answer_start": 2}]), "has only 1 rows, but --cut requests 2 + 1: reduce"),
+    (squad([paragraph(0)] * 2), "2 rows for train, but the next 6 belong together"),
+])  # fmt: skip
 def test_invalid_files_and_cuts_are_errors(content, message, tmp_path):
     path = write_files(tmp_path, {"bad.json": content}) / "bad.json"
     error = error_of("squad", *cut_flags(path, tmp_path / "out", cut=(2, 1)))

@@ -51,15 +51,12 @@ def test_pairs_and_a_test_set(tmp_path):
     assert classified(folder, "test") == [("one", "who", "gut")]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"train.input0.txt": b"a\n" * 9}, "train.input0.txt has 9 lines, but {}/train.label has 10"),
-        ({"valid.label": b"gut\n \n"}, "valid.label line 2 is empty: each text needs a label"),
-        ({"valid.label": b"gut\t\nsehr\tschlecht\n"}, "valid.label line 2 has a tab in its label: replace"),
-        ({"valid.label": b"gut\ngood\n"}, "the label 'good', but the training set has only gut"),
-    ],
-)
+@pytest.mark.parametrize("change, message", [
+    ({"train.input0.txt": b"a\n" * 9}, "train.input0.txt has 9 lines, but {}/train.label has 10"),
+    ({"valid.label": b"gut\n \n"}, "valid.label line 2 is empty: each text needs a label"),
+    ({"valid.label": b"gut\t\nsehr\tschlecht\n"}, "valid.label line 2 has a tab in its label: replace"),
+    ({"valid.label": b"gut\ngood\n"}, "the label 'good', but the training set has only gut"),
+])  # fmt: skip
 def test_invalid_files_are_errors(change, message, tmp_path):
     folder = write_files(tmp_path / "given", {**ONE, **change})
     sentence = error_of("sentences", "--from", folder, "--out", tmp_path / "out")
