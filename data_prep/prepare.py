@@ -119,9 +119,8 @@ def parser(corpus: Corpus) -> ArgumentParser:
 def check_paths(corpus: Corpus, args: Namespace) -> None:
     """Raises UserError if fairseq would split --out, or --from is required but omitted, or does not exist."""
     if separators := set(":,") & set(str(args.out)):
-        raise UserError(
-            f"--out {args.out} has {max(separators)!r}, at which fairseq splits paths: choose another folder"
-        )
+        wrong = f"has {max(separators)!r}, at which fairseq splits paths"
+        raise UserError(f"--out {args.out} {wrong}: choose another folder")
     if args.source is None and CORPORA[corpus.name].origin == "needs --from":
         page = f" (see {corpus.facts['page']})" if "page" in corpus.facts else ""
         raise UserError(f"--from is missing: pass {corpus.accepts}{page}")

@@ -34,10 +34,9 @@ def read_rows(paths: list[Path]) -> list[tuple[str, ...]]:
     check_parallel(paths)
     found = [[line.strip() for line in read_lines(path)] for path in paths]
     for number, label in enumerate(found[-1], 1):
+        place = f"{paths[-1]} line {number}"
         if not label:
-            raise UserError(f"{paths[-1]} line {number} is empty: each text needs a label")
+            raise UserError(f"{place} is empty: each text needs a label")
         if "\t" in label:  # it separates columns in files of predictions
-            raise UserError(
-                f"{paths[-1]} line {number} has a tab in its label: replace it, such as by a space"
-            )
+            raise UserError(f"{place} has a tab in its label: replace it, such as by a space")
     return [*zip(*found, strict=True)]

@@ -104,9 +104,8 @@ class ListProblem(ItemsProblem):
 
     def sequence(self, random, length, split):
         start, equals, end = range(self.num_types, self.num_types + 3)
-        items = [
-            random.randrange(self.num_types) for _ in range(random.randint(self.min_items, self.num_items))
-        ]
+        count = random.randint(self.min_items, self.num_items)
+        items = [random.randrange(self.num_types) for _ in range(count)]
         question, answer = [start, *items, equals], [*self.answer(items), end]
         filler = [end] * (length + 1 - len(question) - len(answer))
         return [*question, *answer, *filler], range(len(question), len(question) + len(answer))

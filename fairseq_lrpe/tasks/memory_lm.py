@@ -67,13 +67,10 @@ class SegmentDataset(SequenceDataset):
                 "reduce --streams or --tokens-per-sample"
             )
         self.tokens, self.streams, self.length, self.split, self.pad = tokens, streams, length, split, pad
-        bounds = np.arange(streams + 1)
-        if split == "train":
-            bounds *= len(tokens) // streams
-            self.starts, self.ends = bounds[:-1], bounds[1:]
-        else:
-            bounds = bounds * (len(tokens) - 1) // streams
-            self.starts, self.ends = bounds[:-1], bounds[1:] + 1
+        bounds, overlap = np.arange(streams + 1) * (len(tokens) // streams), 0
+        if split != "train":
+            bounds, overlap = np.arange(streams + 1) * (len(tokens) - 1) // streams, 1
+        self.starts, self.ends = bounds[:-1], bounds[1:] + overlap
         self.stream_length = int((self.ends - self.starts).max())
         self.segments = -(-(self.stream_length - 1) // length)
 

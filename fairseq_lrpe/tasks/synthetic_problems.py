@@ -167,8 +167,7 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
 def check_mqar(problem: MQAR) -> None:
     if any(size & (size - 1) for size in (problem.num_items, problem.min_items)):
         raise UserError("--num-items and --min-items of mqar must be powers of two, such as 8")
-    if problem.vocab_size < 2 * problem.num_items + 2:
-        least = 2 * problem.num_items + 2
-        raise UserError(
-            f"--vocab-size must be at least {least} for {problem.num_items} different keys and values"
-        )
+    least = 2 * problem.num_items + 2
+    if problem.vocab_size < least:
+        different = f"{problem.num_items} different keys and values"
+        raise UserError(f"--vocab-size must be at least {least} for {different}")
