@@ -116,9 +116,8 @@ def test_sources_contain_their_answer(vocabulary, words, longest, data):
     assert context[begins:].startswith(answer)
     room = word_pieces.max_answer_tokens(longest)
     tokens, answer_cut, context_cut = pieces.source(answer, context, longest, room, begins)
-    assert (
-        len(tokens) <= longest and tokens[0] == "<s>" and tokens[-1] == "</s>" and tokens.count("</s>") == 2
-    )
+    assert len(tokens) <= longest
+    assert tokens[0] == "<s>" and tokens[-1] == "</s>" and tokens.count("</s>") == 2
     middle = tokens.index("</s>")
     of_answer, of_context = tokens[1:middle], tokens[middle + 1 : -1]
     assert of_answer == pieces.pieces(answer)[:room] and answer_cut == (len(pieces.pieces(answer)) > room)
@@ -145,11 +144,8 @@ def test_answers_inside_of_words(vocabulary):
 
 def test_answers_are_found(vocabulary):
     pieces = WordPieces(vocabulary, lowercase=False)
-    assert pieces.source("北京", "在北京。", 16, 6) == (
-        ["<s>", "北", "京", "</s>", "在", "北", "京", "。", "</s>"],
-        False,
-        False,
-    )
+    tokens = ["<s>", "北", "京", "</s>", "在", "北", "京", "。", "</s>"]
+    assert pieces.source("北京", "在北京。", 16, 6) == (tokens, False, False)
     assert pieces.source(" the\n", "a  the the", 16, 6) == pieces.source("the", "a the the", 16, 6, 2)
     assert [word_pieces.find_answer("a", "a b a b a", near) for near in (0, 1, 3, 6, 9)] == [0, 0, 4, 4, 8]
     assert word_pieces.find_answer("aa", "aaaa", 1) == 1

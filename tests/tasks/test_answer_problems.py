@@ -96,19 +96,15 @@ def test_only_answers_are_targets(problem):
     task.load_dataset("train")
     data, pad = task.dataset("train"), task.dictionary.pad()
     batch = data.collater([data[i] for i in range(8)])
+    source = batch["net_input"]["src_tokens"]
     for row in range(8):
         tokens, answers = task.problem.sequence(data.random(row), 24, "train")
         expected = torch.full((25,), pad)
         for i in answers:
             expected[i] = int(tokens[i]) + task.dictionary.nspecial
         assert torch.equal(batch["target"][row], expected[1:])
-        assert (batch["net_input"]["src_tokens"][row] - task.dictionary.nspecial).tolist() == list(tokens)[
-            :-1
-        ]
-    assert (
-        batch["ntokens"] == batch["target"].ne(pad).sum()
-        and not batch["net_input"]["src_tokens"].eq(pad).any()
-    )
+        assert (source[row] - task.dictionary.nspecial).tolist() == list(tokens)[:-1]
+    assert batch["ntokens"] == batch["target"].ne(pad).sum() and not source.eq(pad).any()
 
 
 class Perfect(torch.nn.Module):

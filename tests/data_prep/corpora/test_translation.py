@@ -87,9 +87,8 @@ def test_pairs_are_prepared_for_translation(quick, tmp_path):
     for i, language in enumerate(("en", "de")):
         for split in ("valid", "test"):
             assert decoded(data, split, language) == [ascii_quotes(pair[i]) for pair in SPLITS[split]]
-            assert (out / "text" / f"{split}.{language}").read_bytes() == (
-                source / f"{split}.{language}"
-            ).read_bytes()
+            name = f"{split}.{language}"
+            assert (out / "text" / name).read_bytes() == (source / name).read_bytes()
     kept = json.loads((data / "pairs.json").read_text())["train"]["kept"]
     pairs = list(zip(decoded(data, "train", "en"), decoded(data, "train", "de"), strict=True))
     given = [(ascii_quotes(one), ascii_quotes(other)) for one, other in PAIRS]
