@@ -15,11 +15,6 @@ LINES = [
 ]
 
 
-def encode(folder, bpe, workers, target="encoded"):
-    function = gpt2_bpe.line_encoder(bpe)
-    parallel.map_lines(function, folder / "text", folder / target, workers)
-
-
 @pytest.mark.parametrize("end", ["\n", "and no end"])
 def test_the_output_does_not_depend_on_the_number_of_processes(end, tiny_bpe, tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "LINES", 7)
@@ -30,8 +25,9 @@ def test_the_output_does_not_depend_on_the_number_of_processes(end, tiny_bpe, tm
         lines = [line.strip() for line in file]
     expected = "".join(" ".join(map(str, encoder.encode(line))) + "\n" for line in lines)
     for workers in (1, 3):
-        encode(tmp_path, tiny_bpe, workers, f"encoded{workers}")
-        assert (tmp_path / f"encoded{workers}").read_text() == expected
+        target = tmp_path / f"encoded{workers}"
+        parallel.map_lines(gpt2_bpe.line_encoder(tiny_bpe), tmp_path / "text", target, workers)
+        assert target.read_text() == expected
     decoded = [encoder.decode(map(int, line.split())) for line in expected.splitlines()]
     assert decoded == lines and lines.count("") >= 40
     assert not list(tmp_path.glob("*.part"))

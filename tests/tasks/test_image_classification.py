@@ -52,14 +52,9 @@ def epoch(task, number=1, seed=1, size=4, **how):
     return [batch for batch in iterator.next_epoch_itr(shuffle=True) if batch]
 
 
-def prepared(batch):
-    """Returns the batch that the model receives in training or validation."""
-    return prepare_images(batch, MeanColor(3))
-
-
 def images_of(batch):
-    """Returns the images that the model receives for a batch."""
-    return prepared(batch)["net_input"]["images"]
+    """Returns the images that the model receives for a batch in training or validation."""
+    return prepare_images(batch, MeanColor(3))["net_input"]["images"]
 
 
 def same(one, other):
@@ -224,19 +219,15 @@ def test_resumed_training_is_identical(folder, tmp_path):
     assert_resumes(run, tmp_path, (6, 10))
 
 
-def optimizer_of():
-    cfg = {"_name": NAME, "lr": [0.5], "weight_decay": 0.1, "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8}
-    cfg |= {"use_old_adam": True, "fp16_adam_stats": False, "tpu": False}
-    return OmegaConf.create(cfg)
-
-
 def test_only_matrices_decay():
     """Without gradients, matrices shrink by 1 - rate × decay, and biases and norms stay."""
     model = MeanColor(3)
     with torch.no_grad():
         model.linear.bias.fill_(2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = optim.build_optimizer(optimizer_of(), model.parameters())
+    cfg = {"_name": NAME, "lr": [0.5], "weight_decay": 0.1, "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8}
+    cfg |= {"use_old_adam": True, "fp16_adam_stats": False, "tpu": False}
+    optimizer = optim.build_optimizer(OmegaConf.create(cfg), model.parameters())
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()

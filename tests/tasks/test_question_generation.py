@@ -66,17 +66,13 @@ def test_commands(trained, corpus):
         assert len(trigrams) == len(set(trigrams))
 
 
-def save_bert(folder, types):
-    """Saves a random BERT of these types with transformers."""
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    BertModel(BertConfig(vocab_size=len(types), max_position_embeddings=40, **sizes)).save_pretrained(folder)
-    (folder / "vocab.txt").write_text("".join(f"{name}\n" for name in types))
-
-
 def test_training_from_bert_saves_a_standalone_checkpoint(corpus, tmp_path):
-    types = word_pieces.read_types(corpus / "bin/vocab.txt")
-    bert = tmp_path / "bert"
-    save_bert(bert, types)
+    """With a random BERT, as transformers saves one."""
+    vocabulary, bert = corpus / "bin/vocab.txt", tmp_path / "bert"
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes |= {"vocab_size": len(word_pieces.read_types(vocabulary)), "max_position_embeddings": 40}
+    BertModel(BertConfig(**sizes)).save_pretrained(bert)
+    shutil.copy(vocabulary, bert)
     data = prepare_questions(tmp_path / "data", "--bert", str(bert)) / "bin"
     still = ["--encoder", bert, "--lr", 0, "--max-update", 1]  # keeps the weights
     done = train(data, tmp_path / "save", "softmax_question_generator_xl", *still)

@@ -53,18 +53,14 @@ def article(name, length):
     return f" \n = {name} = \n \n {first} \n = no title = \n \n = = History = = \n \n {second} \n"
 
 
-def write_wiki(folder, name="{}.txt"):
-    contents = {
-        name.format(split): "".join(article(f"{split[:2]}{i}", 2000 * i) for i in range(5)).encode()
-        for split in NAMES
-    }
-    return write_files(folder, contents)
-
-
 @pytest.mark.parametrize("name", ["{}.txt", "wiki.{}.tokens"])
 def test_segments_of_articles(name, tmp_path, monkeypatch):
     monkeypatch.setattr(lra_retrieval, "PAIRS", {"train": 80, "valid": 40, "test": 21})
-    data = run("lra_retrieval_mini", write_wiki(tmp_path / "given", name), tmp_path / "out")
+    contents = {}
+    for split in NAMES:
+        articles = (article(f"{split[:2]}{i}", 2000 * i) for i in range(5))
+        contents[name.format(split)] = "".join(articles).encode()
+    data = run("lra_retrieval_mini", write_files(tmp_path / "given", contents), tmp_path / "out")
     for split, count in zip(NAMES, (80, 40, 20), strict=True):
         rows = classified(data, split)
         assert len(rows) == count

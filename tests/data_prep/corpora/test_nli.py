@@ -23,18 +23,14 @@ COUNTS = {"train": (18, 2), "dev": (6, 0), "test": (3, 1)}  # pairs with and wit
 FILES = {f"snli_1.0/snli_1.0_{name}.jsonl": lines(n, undecided=k) for name, (n, k) in COUNTS.items()}
 
 
-def check(folder):
-    for name, split in zip(COUNTS, SPLITS, strict=True):
-        rows = classified(folder, split)
-        assert [label for *_, label in rows] == [LABELS[i % 3] for i in range(COUNTS[name][0])]
-        assert rows[1][:2] == ("A man , <unk> .", "He is n't neutral .")
-
-
 def test_the_archive_is_downloaded(publish, tmp_path, capsys):
     hidden = {f"__MACOSX/{name.replace('snli_1.0_', '._snli_1.0_')}": b"\0" for name in FILES}
     publish(nli.Snli("snli").facts, write_zip(tmp_path / "snli.zip", {**FILES, **hidden}).read_bytes())
     prepare("snli", ["--out", tmp_path / "out", "--workers", 1])
-    check(tmp_path / "out" / "bin")
+    for name, split in zip(COUNTS, SPLITS, strict=True):
+        rows = classified(tmp_path / "out" / "bin", split)
+        assert [label for *_, label in rows] == [LABELS[i % 3] for i in range(COUNTS[name][0])]
+        assert rows[1][:2] == ("A man , <unk> .", "He is n't neutral .")
     printed = capsys.readouterr().out
     assert "snli_1.0_train.jsonl: skipped 2 of 20 pairs: they have no label" in printed
     assert "rows: train 18, valid 6, test 3; published: train 549,367, valid 9,842, test 9,824" in printed

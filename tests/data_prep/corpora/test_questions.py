@@ -141,8 +141,8 @@ def test_chinese_is_split_into_characters(tmp_path, capsys):
     assert about["language"] == "zh" and about["lowercase"]
 
 
-def bert(folder, config=None, types=TYPES):
-    files = {"vocab.txt": "".join(f"{name}\n" for name in types).encode()}
+def bert(folder, config=None):
+    files = {"vocab.txt": "".join(f"{name}\n" for name in TYPES).encode()}
     return write_files(folder, files | ({"tokenizer_config.json": config} if config is not None else {}))
 
 
@@ -184,15 +184,10 @@ def test_broken_questions_are_left_out_and_counted(tmp_path, capsys):
         questions.paragraphs(path)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with small files of all versions."""
+def test_the_published_files_are_downloaded_or_from_a_folder(publish, tmp_path):
     names = ("train-v2.0", "dev-v2.0", "train-v1.1", "dev-v1.1", "train", "dev", "test")
     made = {f"{name}.json": squad([paragraph(100 * k + i) for i in range(6)]) for k, name in enumerate(names)}
-    return write_files(tmp_path / "given", made)
-
-
-def test_the_published_files_are_downloaded_or_from_a_folder(folder, publish, tmp_path):
+    folder = write_files(tmp_path / "given", made)
     for file in SOURCES["squad"]["versions"]["2.0"]["files"].values():
         publish(file, (folder / file["name"]).read_bytes())
     content = (folder / "test.json").read_bytes()
