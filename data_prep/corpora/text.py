@@ -8,18 +8,10 @@ import shutil
 from pathlib import Path
 from typing import ClassVar
 
-from data_prep import gpt2_bpe
+from data_prep import gpt2_bpe, text_corpus
 from data_prep.binarize import SPLITS, concatenate, split_files
 from data_prep.corpus import recorded_folder
-from data_prep.text_corpus import (
-    BytePairCorpus,
-    SentencePieceCorpus,
-    copy_texts,
-    nth_split,
-    sentencepiece_option,
-    write_dataset,
-    write_splits,
-)
+from data_prep.text_corpus import BytePairCorpus, SentencePieceCorpus, sentencepiece_option
 from data_prep.validation import check_text
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.utils.errors import UserError
@@ -41,7 +33,7 @@ class OwnText(SentencePieceCorpus):
     accepts = f"{SentencePieceCorpus.accepts} (default: Python's English documentation)"
 
     def write_text(self, args, folder):
-        super().write_text(args, folder) if args.source else write_splits(folder, python_docs())
+        super().write_text(args, folder) if args.source else text_corpus.write_splits(folder, python_docs())
 
 
 class Wikipedia(SentencePieceCorpus):
@@ -59,7 +51,9 @@ class Wikipedia(SentencePieceCorpus):
     def write_text(self, args, folder):
         if args.source:
             return super().write_text(args, folder)
-        write_dataset(self.facts, folder, lambda i, articles: nth_split(i, EVERY), paragraphs)
+        text_corpus.write_dataset(
+            self.facts, folder, lambda i, articles: text_corpus.nth_split(i, EVERY), paragraphs
+        )
 
 
 def python_docs() -> dict[str, list[str]]:
@@ -98,7 +92,7 @@ class Books(BytePairCorpus):
 
     def write_text(self, args, folder):
         if args.source is None:
-            return write_dataset(self.facts, folder, split_of_line)
+            return text_corpus.write_dataset(self.facts, folder, split_of_line)
         for split, books in find_books(args.source).items():
             for book in books:
                 check_text(book)
@@ -150,7 +144,7 @@ class WikiBook(BytePairCorpus):
         texts = split_files(args.source)
         if not texts["test"].exists():
             del texts["test"]
-        copy_texts(texts, folder)
+        text_corpus.copy_texts(texts, folder)
 
     def prepare(self, args, folder):
         shards = self.find_shards(args.source or self.download(args.out / "published"))
