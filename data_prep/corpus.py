@@ -6,7 +6,6 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
 from data_prep.fetch import SOURCES, fetch, unpacked
 from fairseq_lrpe.data import layout
@@ -49,7 +48,7 @@ class Corpus:
 
     accepts: str
     task = "language_modeling"
-    options: ClassVar[dict[str, dict]] = {}
+    options: dict[str, dict] = {}
     unrecorded = ("source", "out", "workers", "bpe")
 
     def __init__(self, name: str):

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import islice, repeat
 from pathlib import Path
-from typing import ClassVar
 
 from data_prep.binarize import splits_in
 from data_prep.labeled import TRAIN_ROWS, UNKNOWN, Labeled
@@ -25,7 +24,7 @@ MIN_COUNT = 4  # minimum number of occurrences in the training set
 
 
 class LabeledWords(Labeled):
-    options: ClassVar = {
+    options = {
         **TRAIN_ROWS,
         "--vectors": {
             "type": path_arg,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
 
 from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, concatenate, preprocess, split_files
@@ -71,7 +70,7 @@ class CharacterCorpus(TextCorpus):
 class BytePairCorpus(TextCorpus):
     task = "masked_lm"
     suffix = "bpe"
-    options: ClassVar = {
+    options = {
         "--bpe": {
             "type": path_arg,
             "metavar": "FOLDER",
@@ -106,7 +105,7 @@ class SentencePieceCorpus(TextCorpus):
     """Running text in SentencePiece units; the model is learned on train.txt and saved in OUT/bin."""
 
     suffix = "spm"
-    options: ClassVar = sentencepiece_option(2000)
+    options = sentencepiece_option(2000)
 
     def encoder(self, args, train, folder):
         model = args.out / "text" / SENTENCEPIECE

@@ -6,7 +6,6 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
 
 from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, preprocess
@@ -71,7 +70,7 @@ class Glue(Tasks, BytePairCorpus):
     ones. Test sets have no labels.
     """
 
-    options: ClassVar = {**task_option([*TASKS], PAPER_TASKS), **TRAIN_ROWS, **BytePairCorpus.options}
+    options = {**task_option([*TASKS], PAPER_TASKS), **TRAIN_ROWS, **BytePairCorpus.options}
 
     def prepare(self, args, folder):
         bpe, text = args.out.parent / "gpt2_bpe", self.text(args)
@@ -110,9 +109,9 @@ class GlueWords(Tasks, LabeledWords):
     labels.
     """
 
-    classified: ClassVar = [name for name, task in TASKS.items() if task.labels]
-    paper: ClassVar = ["SST-2", "QNLI", "QQP", "MNLI"]
-    options: ClassVar = {**task_option(classified, paper), **LabeledWords.options}
+    classified = [name for name, task in TASKS.items() if task.labels]
+    paper = ["SST-2", "QNLI", "QQP", "MNLI"]
+    options = {**task_option(classified, paper), **LabeledWords.options}
 
     def check(self, args):
         super().check(args)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import combinations, groupby
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -64,7 +64,7 @@ class ClassFolders(Labeled):
         "a folder with {train,valid,test}/CLASS/*.jpg, .png or other images, or an archive of such a folder"
     )
     task = "image_classification"
-    options: ClassVar = {
+    options = {
         **TRAIN_ROWS,
         "--shorter-side": number(
             "maximum shorter side in pixels; larger images are resized and stored as JPEG (default: no limit)"

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -101,7 +101,7 @@ class RunningText(Reviews, SentencePieceCorpus):
     """
 
     folders = (*LABELS, "unsup")
-    options: ClassVar = sentencepiece_option(8000)
+    options = sentencepiece_option(8000)
 
     def write_text(self, args, folder):
         texts = (" ".join(plain(x).split()) for part in self.reviews(args).values() for x in part)

@@ -3,7 +3,6 @@
 from functools import partial
 from hashlib import blake2b
 from itertools import count, islice, pairwise
-from typing import ClassVar
 
 import numpy as np
 
@@ -34,7 +33,7 @@ class ListOps(Generated):
     """
 
     accepts = f"a folder with the published {', '.join(FILES.values())} (default: generate expressions)"
-    options: ClassVar = {
+    options = {
         "--depth": numbers([10], 2, "maximum depth of an expression; a single digit has depth 1"),
         "--length": numbers(
             [500, 2000], 1, "expressions have more than MIN and fewer than MAX tokens", ("MIN", "MAX")

@@ -4,7 +4,6 @@ import pickle
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from PIL import Image
@@ -39,8 +38,8 @@ class Cifar10(ClassFolders):
     task = "classification"
     accepts = f"{SOURCES['lra_image']['archive']}, or {ClassFolders.accepts} (default: download it)"
     help = "downscale images to N x N pixels by averaging (default: %(default)s)"
-    options: ClassVar = {"--size": number(help, default=WIDTH)}
-    types: ClassVar = [str(value) for value in range(256)]
+    options = {"--size": number(help, default=WIDTH)}
+    types = [str(value) for value in range(256)]
 
     def splits(self, args):
         folder = self.archive(args)

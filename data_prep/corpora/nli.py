@@ -3,7 +3,6 @@
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import ClassVar
 
 from data_prep.cut import check_cut, cut, cut_option
 from data_prep.fetch import SOURCES
@@ -29,7 +28,7 @@ class Snli(LabeledWords):
         f"{SOURCES['snli']['archive']}, a folder with its {', '.join(NAMES.values())}, or with --cut a file "
         f"of JSON lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])} (default: download it)"
     )
-    options: ClassVar = {
+    options = {
         **LabeledWords.options,
         **cut_option(
             "numbers of rows of the splits, taken in this order from the single file given by --from",

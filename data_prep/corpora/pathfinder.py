@@ -6,7 +6,7 @@ from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -80,14 +80,14 @@ class Pathfinder(Generated):
     """
 
     accepts = "a published folder with imgs/K/sample_N.png and metadata/K.npy (default: generate images)"
-    options: ClassVar = {
+    options = {
         "--window": numbers([32], 8, "width and height of an image in pixels"),
         "--contour-length": numbers(
             [14], 2, "number of dashes per long contour; short contours have a third of this number"
         ),
         **rows_and_seed([160_000, 20_000, 20_000]),
     }
-    types: ClassVar = [*map(str, range(256))]
+    types = [*map(str, range(256))]
     labels = ("0", "1")
 
     window = 0  # width of the published images

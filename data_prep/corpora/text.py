@@ -6,7 +6,6 @@ import pydoc_data.topics
 import re
 import shutil
 from pathlib import Path
-from typing import ClassVar
 
 from data_prep import gpt2_bpe, text_corpus
 from data_prep.binarize import SPLITS, concatenate, split_files
@@ -46,7 +45,7 @@ class Wikipedia(SentencePieceCorpus):
     """
 
     accepts = f"{SentencePieceCorpus.accepts} (default: Wikimedia's extract)"
-    options: ClassVar = sentencepiece_option(32_000)
+    options = sentencepiece_option(32_000)
 
     def write_text(self, args, folder):
         if args.source:

@@ -13,7 +13,6 @@ import io
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
 
 import regex
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
@@ -36,7 +35,7 @@ def moses(language: str) -> tuple:
 class Moses:
     """Moses tokenization followed by subword-nmt's BPE, whose merges are in ``folder``/codes."""
 
-    facts: ClassVar = {"tokenizer": "moses", "bpe": "subword_nmt"}  # settings that preparation.json records
+    facts = {"tokenizer": "moses", "bpe": "subword_nmt"}  # settings that preparation.json records
 
     def __init__(self, folder: Path):
         self.path = folder / "codes"
