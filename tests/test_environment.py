@@ -9,7 +9,7 @@ import pytest
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from support.commands import SHORT_TRAINING, assert_resumes, generated_lines, sizes
 from support.labeled_data import write_text_dataset
-from support.tiny import BIN, PLUGIN, preprocess, run_command, write_text
+from support.tiny import BIN, PLUGIN, preprocess, run_command, succeeded, write_text
 
 import fairseq_lrpe.models  # noqa: F401  (for safe loading of checkpoints)
 from fairseq_lrpe.encodings import ENCODINGS
@@ -91,9 +91,7 @@ def test_training_resuming_evaluation_and_generation(arch, data, tmp_path, recor
 
     def evaluate(command, *flags):
         shared = ["--path", tmp_path / "resumed/checkpoint_last.pt", "--user-dir", PLUGIN, "--cpu"]
-        done = run_command(command, data, *shared, "--batch-size", 8, *flags)
-        assert done.returncode == 0, done.stderr
-        return done
+        return succeeded(run_command(command, data, *shared, "--batch-size", 8, *flags))
 
     done = evaluate("fairseq-validate", "--task", name, "--log-format", "simple")
     losses += [float(re.search(r"valid .*? loss ([\d.]+)", done.stdout)[1])]
@@ -122,5 +120,4 @@ def test_workers_that_are_not_forked(arch, data, tmp_path):
     task = MODELS[arch][1]
     flags = [*SHORT_TRAINING, *task, *MORE.get(task[task.index("--task") + 1], []), "--num-workers", 1]
     words = [data, "--arch", arch, "--save-dir", tmp_path, *flags, "--max-update", 1, "--disable-validation"]
-    done = run_command(BIN / "python", "-c", SPAWN, *words)
-    assert done.returncode == 0, done.stderr
+    succeeded(run_command(BIN / "python", "-c", SPAWN, *words))

@@ -6,7 +6,7 @@ import subprocess
 import zipfile
 
 import pytest
-from support.tiny import BIN, REPOSITORY
+from support.tiny import BIN, REPOSITORY, succeeded
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +32,7 @@ def wheel(tmp_path_factory):
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, folder)
     (folder / "configs/cluster.yaml").write_text("partition: mine\n")  # local settings
-    done = python(folder, "setup.py", "-q", "bdist_wheel", "--dist-dir", folder / "dist")
-    assert done.returncode == 0, done.stderr
+    succeeded(python(folder, "setup.py", "-q", "bdist_wheel", "--dist-dir", folder / "dist"))
     [path] = (folder / "dist").glob("*.whl")
     return path
 

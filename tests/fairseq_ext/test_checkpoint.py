@@ -7,6 +7,7 @@ import torch
 from fairseq import checkpoint_utils
 from omegaconf import DictConfig
 from support.commands import assert_same_weights, load_last_checkpoint
+from support.tiny import succeeded
 
 from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
 
@@ -62,7 +63,7 @@ UPDATES = ["--save-interval-updates", 2, "--disable-validation", "--dropout", 0.
 def four(train, tmp_path_factory):
     """A training with checkpoints of two and four updates; checkpoint_last.pt is a copy."""
     folder = tmp_path_factory.mktemp("four")
-    assert train("linear_lm_tmlr_type1", folder, *UPDATES, "--max-update", 4).returncode == 0
+    succeeded(train("linear_lm_tmlr_type1", folder, *UPDATES, "--max-update", 4))
     assert {"checkpoint_1_2.pt", "checkpoint_1_4.pt", "checkpoint_last.pt"} <= set(_names(folder))
     return folder
 
@@ -75,8 +76,7 @@ def test_training_continues_from_newest_readable(four, train, tmp_path):
     folder = tmp_path / "save"
     shutil.copytree(four, folder)
     cut(folder / "checkpoint_last.pt", 0.5)
-    done = train("linear_lm_tmlr_type1", folder, *UPDATES, "--max-update", 6)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(train("linear_lm_tmlr_type1", folder, *UPDATES, "--max-update", 6))
     assert "checkpoint_last.pt is not a readable checkpoint of fairseq" in done.stderr
     assert f"continuing from {folder / 'checkpoint_1_4.pt'}" in done.stderr
 
@@ -112,6 +112,6 @@ def test_kill_while_copying_leaves_no_truncated_checkpoint(train, monkeypatch, t
         train("linear_lm_base", tmp_path, *UPDATES, "--max-update", 2)
     assert "checkpoint_1_2.pt" in _names(tmp_path) and "checkpoint_last.pt" not in _names(tmp_path)
     monkeypatch.undo()
-    assert train("linear_lm_base", tmp_path, *UPDATES, "--max-update", 4).returncode == 0
+    succeeded(train("linear_lm_base", tmp_path, *UPDATES, "--max-update", 4))
     for name in ("checkpoint_1_4.pt", "checkpoint_last.pt"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / name))

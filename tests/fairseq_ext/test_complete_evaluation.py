@@ -6,7 +6,7 @@ import re
 import pytest
 from support import commands
 from support.commands import EVALUATIONS, assert_error, sizes
-from support.tiny import PLUGIN, preprocess, run_here, train_flags, train_here
+from support.tiny import PLUGIN, preprocess, run_here, succeeded, train_flags, train_here
 
 SKIP = "--skip-invalid-size-inputs-valid-test"
 LINES = "--task language_modeling --sample-break-mode eos"
@@ -39,8 +39,7 @@ def train(folder, arch, save, *flags):
 @pytest.fixture(scope="module")
 def checkpoint(folder, tmp_path_factory):
     save = tmp_path_factory.mktemp("trained")
-    done = train(folder, "linear_lm_base", save, SKIP)  # nothing is skipped in validation
-    assert done.returncode == 0, done.stderr
+    succeeded(train(folder, "linear_lm_base", save, SKIP))  # nothing is skipped in validation
     return save / "checkpoint_last.pt"
 
 
@@ -83,8 +82,7 @@ def test_shards_of_an_evaluation(checkpoint, folder, caplog):
     words = ["--tokens-per-sample", SHORT, "--batch-size", 1, "--num-shards", 2, "--shard-id"]
     for shard in range(2):
         with caplog.at_level("INFO"):
-            done = run("fairseq-eval-lm", folder / "bin", checkpoint, *words, shard)
-        assert done.returncode == 0, done.stderr
+            succeeded(run("fairseq-eval-lm", folder / "bin", checkpoint, *words, shard))
     assert sum(map(int, re.findall(r"Evaluated (\d+) tokens", caplog.text))) == 228
 
 
@@ -96,8 +94,7 @@ def test_shards_of_an_evaluation(checkpoint, folder, caplog):
 ])  # fmt: skip
 def test_other_tasks(arch, data, training, evaluations, folder, tmp_path):
     words = [*training.split(), *sizes("encoder"), *(sizes("decoder") if data == "pairs" else [])]
-    done = commands.train(folder / data, arch, tmp_path, "--max-update", 1, *words)
-    assert done.returncode == 0, done.stderr
+    succeeded(commands.train(folder / data, arch, tmp_path, "--max-update", 1, *words))
     for command, flags in evaluations.items():
         words = ["--batch-size", 4, SKIP, *flags.split(), "test"]
         done = run(command, folder / data, tmp_path / "checkpoint_last.pt", *words)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from fairseq import utils
 from support.commands import load_last_checkpoint
+from support.tiny import succeeded
 
 from fairseq_lrpe.fairseq_ext.patches import _norm_of_each_dtype
 from fairseq_lrpe.ops.rotation import rotary_frequencies
@@ -20,8 +21,7 @@ def test_float16_training_matches_float32(arch, train, tmp_path, monkeypatch):
     for name, flags in (("single", ()), ("half", HALF)):
         save = tmp_path / name
         updates = ("--lr", 0.002, "--max-update", 30, "--validate-interval-updates", 30)
-        done = train(arch, save, *updates, "--no-epoch-checkpoints", *flags)
-        assert done.returncode == 0, done.stderr
+        succeeded(train(arch, save, *updates, "--no-epoch-checkpoints", *flags))
         state = torch.load(save / "checkpoint_last.pt", weights_only=True)
         assert ("loss_scale" in state["last_optimizer_state"]) == bool(flags)
         perplexities[name] = 2 ** state["extra_state"]["val_loss"]
@@ -44,8 +44,7 @@ def test_angles_are_trained_in_float32(form, train, tmp_path, monkeypatch):
     flags = (*FORMS[form], "--disable-validation", *(() if form == "bf16" else ("--fp16-init-scale", 4)))
     thetas = [rotary_frequencies("a", 8, 8, 32).float()]
     for updates in (3, 6):
-        done = train("linear_lm_tmlr_type1", tmp_path, "--max-update", updates, *flags)
-        assert done.returncode == 0, done.stderr
+        succeeded(train("linear_lm_tmlr_type1", tmp_path, "--max-update", updates, *flags))
         model = load_last_checkpoint(tmp_path)["model"]
         # fairseq converts checkpoints to float32.
         rounded = {name for name, x in model.items() if x.equal(x.to(dtype).to(x.dtype))}

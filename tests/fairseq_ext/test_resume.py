@@ -13,7 +13,7 @@ from fairseq.data.data_utils import numpy_seed
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 from support.commands import assert_same_weights, load_last_checkpoint, train_in_two_processes
-from support.tiny import BIN, REPOSITORY, train_flags
+from support.tiny import BIN, REPOSITORY, succeeded, train_flags
 
 from fairseq_lrpe.fairseq_ext import patches
 
@@ -25,7 +25,7 @@ def test_resuming_in_a_later_epoch_gives_same_parameters(number, workers, train,
     arch, whole, stopped = "linear_lm_rope", tmp_path / "whole", tmp_path / "stopped"
     flags = ["--max-epoch", 4, "--save-interval-updates", 5, "--dropout", 0.1, "--disable-validation"]
     flags += ["--keep-interval-updates", 1, "--no-epoch-checkpoints", "--num-workers", workers]
-    assert train(arch, whole, *flags).returncode == 0
+    succeeded(train(arch, whole, *flags))
 
     log = tmp_path / "log"
     words = train_flags(data_bin, arch, stopped, *flags, "--log-interval", 1, "--log-format", "json")
@@ -40,7 +40,7 @@ def test_resuming_in_a_later_epoch_gives_same_parameters(number, workers, train,
     saved = load_last_checkpoint(stopped)["extra_state"]["train_iterator"]
     assert saved["epoch"] > 1 and saved["iterations_in_epoch"] > 0
 
-    assert train(arch, stopped, *flags).returncode == 0
+    succeeded(train(arch, stopped, *flags))
     assert_same_weights(whole, stopped)
 
 
@@ -97,8 +97,7 @@ def test_other_batches_within_an_epoch_have_the_same_samples(parts, train, tmp_p
     for name, trainings in (("whole", [(size, steps, parts[-1][-1])]), ("parts", parts)):
         for size, steps, updates in trainings:
             words = ["--batch-size", size, "--update-freq", steps, "--max-update", updates]
-            done = train("softmax_lm_rope", tmp_path / name, *flags, *words)
-            assert done.returncode == 0, done.stderr
+            succeeded(train("softmax_lm_rope", tmp_path / name, *flags, *words))
     whole, resumed = (load_last_checkpoint(tmp_path / name)["extra_state"] for name in ("whole", "parts"))
     assert whole["train_iterator"]["epoch"] == resumed["train_iterator"]["epoch"] == 1
     assert_same_weights(tmp_path / "whole", tmp_path / "parts", atol=1e-6)
@@ -127,8 +126,7 @@ def test_other_batches_within_an_epoch_repeat_and_leave_out_no_samples(parts, tr
     for number, flags in enumerate(parts, 1):
         last = ["--max-epoch", 1] if number == len(parts) else ["--max-update", 3 * number]
         more = ["--disable-validation", "--no-epoch-checkpoints", *last]
-        done = train("softmax_lm_nope", tmp_path, *flags.split(), *more)
-        assert done.returncode == 0, done.stderr
+        succeeded(train("softmax_lm_nope", tmp_path, *flags.split(), *more))
     assert sorted(seen) == list(range(len(seen)))
     iterator = load_last_checkpoint(tmp_path)["extra_state"]["train_iterator"]
     assert (iterator["epoch"], iterator["iterations_in_epoch"]) == (2, 0)
@@ -139,18 +137,17 @@ def test_more_processes_within_an_epoch_have_the_same_samples(train, data_bin, t
     arch, flags = "softmax_lm_rope", "--dropout 0 --optimizer sgd --lr 0.1 --disable-validation".split()
     flags += ["--no-epoch-checkpoints", "--max-update"]
     for name, updates in (("whole", 6), ("parts", 3)):
-        done = train(arch, tmp_path / name, "--batch-size", 8, *flags, updates)
-        assert done.returncode == 0, done.stderr
+        succeeded(train(arch, tmp_path / name, "--batch-size", 8, *flags, updates))
     train_in_two_processes(*train_flags(data_bin, arch, tmp_path / "parts", "--batch-size", 4, *flags, 6))
     assert_same_weights(tmp_path / "whole", tmp_path / "parts", atol=1e-6)
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one_with_summed_batch(train, data_bin, tmp_path):
-    arch, flags = ("linear_lm_tmlr_type2", ["--dropout", 0, "--disable-validation", "--no-epoch-checkpoints"])
+    arch, flags = "linear_lm_tmlr_type2", "--dropout 0 --disable-validation --no-epoch-checkpoints".split()
     for updates in (1, 3):
-        one = train(arch, tmp_path / f"one{updates}", *flags, "--update-freq", 2, "--max-update", updates)
-        assert one.returncode == 0, one.stderr
+        save = tmp_path / f"one{updates}"
+        succeeded(train(arch, save, *flags, "--update-freq", 2, "--max-update", updates))
     train_in_two_processes(*train_flags(data_bin, arch, tmp_path / "two", *flags, "--max-update", 3))
     theta = "decoder.layers.0.self_attn.encoding.theta"
     start, end = (load_last_checkpoint(tmp_path / name)["model"][theta] for name in ("one1", "one3"))

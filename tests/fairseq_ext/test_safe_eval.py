@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from support.commands import EVALUATIONS, evaluation_flags
-from support.tiny import PLUGIN, run_command, run_here
+from support.tiny import PLUGIN, run_command, run_here, succeeded
 
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
 
 
 def test_code_in_settings_is_not_executed(train, data_bin, tmp_path):
     """Neither in those of a checkpoint of fairseq's model, nor on the command line."""
-    done = train("transformer_lm", tmp_path, "--max-update", 1, "--disable-validation")
-    assert done.returncode == 0, done.stderr
+    succeeded(train("transformer_lm", tmp_path, "--max-update", 1, "--disable-validation"))
     path, mark = tmp_path / "checkpoint_last.pt", tmp_path / "mark"
     code = f"__import__('pathlib').Path({str(mark)!r}).write_text('')"
     state = torch.load(path, weights_only=True)
@@ -40,10 +39,8 @@ def test_user_dir_of_a_checkpoint_is_not_imported(train, checkpoint, data_bin, t
     torch.save(state, tmp_path / "checkpoint_last.pt")
     for command in ("fairseq-eval-lm", "fairseq-validate", "fairseq-generate"):
         words = evaluation_flags(command, data_bin, tmp_path / "checkpoint_last.pt")
-        done = run_here(EVALUATIONS[command], *words)
-        assert done.returncode == 0, done.stderr
-    done = train("linear_lm_base", tmp_path, "--max-update", 2, "--disable-validation")
-    assert done.returncode == 0, done.stderr
+        succeeded(run_here(EVALUATIONS[command], *words))
+    succeeded(train("linear_lm_base", tmp_path, "--max-update", 2, "--disable-validation"))
     assert not mark.exists() and plugin.name not in sys.modules
 
 

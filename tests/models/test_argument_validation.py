@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq_cli import interactive
 from support.commands import EVALUATIONS, assert_error, assert_rejected, evaluation_flags
-from support.tiny import run_here, train_flags, train_here
+from support.tiny import run_here, succeeded, train_flags, train_here
 
 
 @pytest.mark.parametrize(("arch", "flags", "message"), [
@@ -50,8 +50,7 @@ def test_shards_need_only_the_training_set(train, data_bin, tmp_path):
     for name in ("train.bin", "train.idx"):
         shutil.copy(data_bin / name, shard)
     data = f"{data_bin}:{shard}"
-    done = train("linear_lm_base", tmp_path / "save", "--max-update", 2, data=data)
-    assert done.returncode == 0, done.stderr
+    succeeded(train("linear_lm_base", tmp_path / "save", "--max-update", 2, data=data))
     (shard / "train.bin").write_bytes((shard / "train.bin").read_bytes() * 2)
     assert_rejected(train("linear_lm", tmp_path / "a", data=data), "bytes instead of the", tmp_path / "a")
     (shard / "train.bin").unlink()
@@ -77,7 +76,7 @@ def test_shard_with_another_dictionary(data_bin, tmp_path):
     assert_rejected(train_here(*words), message, tmp_path / "save")
     symbols = [line.split()[0] for line in (data_bin / "dict.txt").read_text().splitlines()]
     other.write_text("".join(f"{symbol} 1\n" for symbol in symbols))  # the counts do not matter
-    assert train_here(*words).returncode == 0
+    succeeded(train_here(*words))
 
 
 def test_interactive_input_that_is_not_utf8(checkpoint, data_bin, monkeypatch):

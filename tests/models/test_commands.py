@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from support.commands import EVALUATIONS, generated_lines, validated
-from support.tiny import BIN, PLUGIN, run_command, run_here, train_flags
+from support.tiny import BIN, PLUGIN, run_command, run_here, succeeded, train_flags
 
 ARCHITECTURES = ("linear_lm_tmlr_type1", "softmax_lm_rope")
 GENERATION = (
@@ -23,10 +23,8 @@ def trained(train, data_bin, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     linear, softmax = ARCHITECTURES
     flags = train_flags(data_bin, linear, folder / linear, "--max-update", 6, "--no-epoch-checkpoints")
-    done = run_command(BIN / "fairseq-train", *flags)
-    assert done.returncode == 0, done.stderr
-    done = train(softmax, folder / softmax, "--max-update", 6, "--no-epoch-checkpoints")
-    assert done.returncode == 0, done.stderr
+    succeeded(run_command(BIN / "fairseq-train", *flags))
+    succeeded(train(softmax, folder / softmax, "--max-update", 6, "--no-epoch-checkpoints"))
     return folder
 
 
@@ -36,9 +34,7 @@ def checkpoint(request, trained):
 
 
 def run(name, *arguments):
-    done = run_here(EVALUATIONS[name], *arguments)
-    assert done.returncode == 0, done.stderr
-    return done
+    return succeeded(run_here(EVALUATIONS[name], *arguments))
 
 
 def test_eval_lm_and_validate_need_no_repeated_flags(checkpoint, data_bin, caplog):

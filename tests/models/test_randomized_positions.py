@@ -10,7 +10,7 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq_cli import eval_lm
 from support.commands import assert_error, load_last_checkpoint
 from support.tensors import assert_same
-from support.tiny import PLUGIN, run_here
+from support.tiny import PLUGIN, run_here, succeeded
 from support.tiny_models import EOS, PAD, build_small
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention
@@ -183,16 +183,14 @@ def evaluated(data, path, batch, caplog):
     caplog.clear()
     words = [data, "--user-dir", PLUGIN, "--path", path, "--cpu", "--num-workers", 0]
     with caplog.at_level("INFO"):
-        done = run_here(eval_lm.cli_main, *words, "--tokens-per-sample", 16, "--batch-size", batch)
-    assert done.returncode == 0, done.stderr
+        succeeded(run_here(eval_lm.cli_main, *words, "--tokens-per-sample", 16, "--batch-size", batch))
     return float(re.findall(r"Loss \(base 2\): ([\d.]+)", caplog.text)[-1])
 
 
 def test_training_and_evaluation(train, data_bin, tmp_path, caplog):
     flags = "--randomized-positions 64 --token-positions sinusoidal --no-epoch-checkpoints".split()
     for updates, name in ((4, "whole"), (2, "parts"), (4, "parts")):
-        done = train("softmax_lm_alibi", tmp_path / name, *flags, "--max-update", updates)
-        assert done.returncode == 0, done.stderr
+        succeeded(train("softmax_lm_alibi", tmp_path / name, *flags, "--max-update", updates))
     whole, parts = (load_last_checkpoint(tmp_path / name)["model"] for name in ("whole", "parts"))
     assert all(x.equal(parts[name]) for name, x in whole.items())
 

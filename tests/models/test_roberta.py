@@ -11,7 +11,7 @@ from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
 from support.commands import SHORT_TRAINING, assert_error, load_last_checkpoint, sizes, validated
 from support.documents import block
 from support.tensors import assert_same
-from support.tiny import preprocess, run_here, train_here, write_byte_pairs
+from support.tiny import preprocess, run_here, succeeded, train_here, write_byte_pairs
 from support.tiny_models import PAD, SIZES, architectures, build_model, check_registered, task_of
 
 from fairseq_lrpe import load_model
@@ -195,8 +195,7 @@ def data(tmp_path_factory):
 
 
 def train(data, arch, save_dir, *flags):
-    done = train_here(data, *TINY, "--arch", arch, "--save-dir", save_dir, *flags)
-    assert done.returncode == 0, done.stderr
+    succeeded(train_here(data, *TINY, "--arch", arch, "--save-dir", save_dir, *flags))
     return save_dir
 
 
@@ -227,8 +226,7 @@ def test_finetuned_classifier_matches_validation(data, classifier):
     found = [str(int(i)) for i in p.argmax(-1)]
     right = sum(x == y for x, y in zip(found, labels, strict=True))
     assert 100 * right / 40 == pytest.approx(logged["accuracy"], abs=0.06) and right > 32
-    done = run_here(classify.main, checkpoint, data / "bin", f"valid={path}", "--cpu")
-    assert done.returncode == 0, done.stderr
+    succeeded(run_here(classify.main, checkpoint, data / "bin", f"valid={path}", "--cpu"))
     assert [line.split("\t")[1] for line in path.read_text().splitlines()[1:]] == found
     predicted = load_model(checkpoint, cpu=True).classify(sentences)
     assert [x.label for x in predicted] == found

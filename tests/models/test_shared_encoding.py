@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.commands import load_last_checkpoint
 from support.tensors import assert_same
+from support.tiny import succeeded
 from support.tiny_models import build_small
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention
@@ -59,8 +60,7 @@ def test_gradients_are_summed_over_layers():
 def test_training(train, tmp_path):
     """The shared table is updated once."""
     flags = "--max-target-positions 40 --disable-validation --max-update 3 --no-epoch-checkpoints".split()
-    done = train("softmax_lm_tupe_r", tmp_path, *flags)
-    assert done.returncode == 0, done.stderr
+    succeeded(train("softmax_lm_tupe_r", tmp_path, *flags))
     state, name = load_last_checkpoint(tmp_path), "decoder.layers.{}.self_attn.encoding.positions.weight"
     assert state["model"][name.format(0)].equal(state["model"][name.format(1)])
     moments = state["last_optimizer_state"]["state"].values()

@@ -6,7 +6,7 @@ import torch
 from fairseq.logging.progress_bar import JsonProgressBar
 from fairseq_cli import eval_lm, generate, interactive, validate
 
-from support.tiny import PLUGIN, run_command, run_here, train_here
+from support.tiny import PLUGIN, run_command, run_here, succeeded, train_here
 
 EVALUATIONS = {
     "fairseq-eval-lm": eval_lm.cli_main,
@@ -51,8 +51,7 @@ def train_in_two_processes(*flags):
     start = ["torchrun", "--standalone", "--nproc_per_node", 2, "-m", "fairseq_cli.train", *flags]
     start += "--distributed-world-size 2 --distributed-init-method env:// --distributed-rank -1".split()
     start += "--distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp".split()
-    done = run_command(*start)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(run_command(*start))
     assert "training on 2 devices" in done.stdout
 
 
@@ -61,8 +60,7 @@ def validated(data, checkpoint, *flags):
     words = ["--user-dir", PLUGIN, "--path", checkpoint, "--cpu", "--num-workers", 0, "--log-format", "json"]
     words += ["--required-batch-size-multiple", 1, "--batch-size", 7]
     with patch.object(JsonProgressBar, "print", lambda self, stats, tag, step: logged.append(stats)):
-        done = run_here(validate.cli_main, data, *words, *flags)
-    assert done.returncode == 0, done.stderr
+        succeeded(run_here(validate.cli_main, data, *words, *flags))
     return logged[0]
 
 
@@ -91,8 +89,7 @@ def assert_resumes(train, folder, updates, *flags):
     """
     for name, limits in (("uninterrupted", updates[-1:]), ("resumed", updates)):
         for limit in limits:
-            done = train(folder / name, *flags, "--max-update", limit)
-            assert done.returncode == 0, done.stderr
+            succeeded(train(folder / name, *flags, "--max-update", limit))
             checkpoint = load_last_checkpoint(folder / name)
             assert checkpoint["optimizer_history"][-1]["num_updates"] == limit
     assert_same_weights(folder / "uninterrupted", folder / "resumed")

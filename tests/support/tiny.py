@@ -63,11 +63,15 @@ def run_here(main, *arguments):
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
 
 
+def succeeded(done):
+    """Asserts that a command succeeded, and returns its completed process."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def output_of(main, *arguments):
     """Calls a command that must succeed, and returns its standard output."""
-    done = run_here(main, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return succeeded(run_here(main, *arguments)).stdout
 
 
 def preprocess(*arguments):
