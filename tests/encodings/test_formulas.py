@@ -15,13 +15,11 @@ from support.pairwise_scores import (
     SHAPES,
     D,
     H,
-    all_scores,
     check_scores,
     random_encoding,
     rope_angles,
     rotated,
 )
-from support.tensors import assert_same, randn
 
 from fairseq_lrpe.encodings import ENCODINGS
 
@@ -379,15 +377,3 @@ def test_huang_with_clamped_distances():
         encoding = random_encoding("huang", False, method=method, k=3)
         encoding.clamp_length = farthest
         check_scores(huang, encoding, 2, 9, 6)
-
-
-@pytest.mark.parametrize("name, options", [
-    ("gaussian", {}), ("kerple", {}), ("kerple", {"power": True}), ("sandwich", {}), ("dape", {})
-])  # fmt: skip
-def test_clamped_distances(name, options):
-    encoding, q, k = random_encoding(name, **options), randn(1, H, 2, D), randn(1, H, 12, D)
-    whole = all_scores(encoding, 0 * q, k, 10)[0, :, 1]
-    encoding.clamp_length = 4
-    clamped = all_scores(encoding, 0 * q, k, 10)[0, :, 1]
-    assert_same(clamped[:, -5:], whole[:, -5:])
-    assert_same(clamped[:, :7], whole[:, 7:8].expand(-1, 7))
