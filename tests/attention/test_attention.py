@@ -1,7 +1,6 @@
 """Compares both attention modules with their formulas, and with fairseq's attention."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -48,6 +47,7 @@ def linear(name, causal, norm, feature_map="elu"):
 
 KINDS = [  # attention, encoding, causal, options
     ("softmax", "none", True, {}),
+    ("softmax", "none", False, {}),
     ("softmax", "rope", False, {}),
     ("softmax", "type1", True, {}),
     ("softmax", "type7", False, {}),
@@ -146,27 +146,6 @@ def test_each_layer_has_its_own_state(attention):
         assert_same(token, expected[i : i + 1])
 
 
-@pytest.mark.parametrize("causal, padded", [(False, True), (True, False), (True, True)])
-def test_softmax_without_encoding_matches_fairseq(causal, padded):
-    theirs, ours = MultiheadAttention(E, H, self_attention=True), build("softmax", "none", causal)
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.normal_()
-    ours.load_state_dict(theirs.state_dict())
-    padding = None
-    if padded:
-        padding = torch.zeros(B, L, dtype=torch.bool)
-        padding[0, 5:] = padding[2, 2:] = True
-    hidden = torch.full((L, L), -math.inf, dtype=torch.float64).triu(1) if causal else None
-    x, results = torch.randn(L, B, E, dtype=torch.float64, requires_grad=True), []
-    for module in (ours, theirs.double()):
-        options = {"key_padding_mask": padding, "attn_mask": hidden, "need_weights": False}
-        out, _ = module(query=x, key=x, value=x, incremental_state=None, **options)
-        parameters = dict(module.named_parameters())
-        results.append(with_gradients(out, [x, *(parameters[name] for name in sorted(parameters))]))
-    assert_same(*results)
-
-
 @pytest.mark.parametrize("attention", ATTENTION)
 def test_initialization_matches_fairseq(attention):
     theirs = MultiheadAttention(256, 4, self_attention=True)
@@ -245,10 +224,8 @@ def test_build_attention_from_flags():
 
 @pytest.mark.parametrize("flags, message", [
     ({"attention": "quick"}, "'quick'.*linear, softmax"),
-    ({"encoding": "magic"}, "'magic'.*lrpe methods --flags"),
     ({"linear_norm": "batch"}, "'batch'.*denominator, layernorm, content"),
     ({"feature_map": "tanh"}, "'tanh'.*elu, relu"),
-    ({"encoding": "t5"}, "'t5'.*use softmax attention.*rope"),
 ])  # fmt: skip
 def test_invalid_flags_are_rejected(flags, message):
     with pytest.raises(ValueError, match=message):
