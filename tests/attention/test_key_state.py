@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.pairwise_scores import in_parts
 from support.tensors import assert_same, randn, with_gradients
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_leaves
@@ -77,9 +78,7 @@ def test_keys_and_sums_continue_alike(name):
     """After steps and after a prompt; positions are restarted, or several positions follow."""
     module, x = build(name), randn(B, 6, E)
     _, prompt = module(x[:, :3], return_state=True)
-    steps = None
-    for token in x[:, :3].split(1, dim=1):
-        _, steps = module(token, state=steps, return_state=True)
+    _, steps = in_parts(module, x[:, :3], 1)
     assert isinstance(steps.past["sums"], KeyState) and isinstance(prompt.past["sums"], LinearState)
     order = torch.tensor([2, 0])
     steps, prompt = (module.reorder_state(state, order) for state in (steps, prompt))

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.documents import block
-from support.pairwise_scores import heads, score_of_pair
+from support.pairwise_scores import heads, in_parts, score_of_pair
 from support.tensors import assert_same, perturbed, randn, with_gradients
 from support.tiny import REPOSITORY
 from torch import nn
@@ -435,12 +435,10 @@ def test_empty_inputs(name, options, causal):
             assert out.shape == x.grad.shape == x.shape and out.dtype == x.dtype
             assert all(p.grad is None or not p.grad.any() for p in module.parameters())
         if causal:  # an empty prompt, and an empty continuation
-            x, state, parts = randn(2, 3, E), None, []
-            for part in x.split([0, 2, 0, 1], dim=1):
-                out, state = module(part, state=state, return_state=True)
-                parts.append(out)
+            x = randn(2, 3, E)
+            out, state = in_parts(module, x, [0, 2, 0, 1])
             assert state.length == 3
-            assert_same(torch.cat(parts, dim=1), module(x))
+            assert_same(out, module(x))
 
 
 @pytest.mark.parametrize("name, options", [
@@ -568,11 +566,7 @@ def test_exp_of_any_size(size, norm, name, causal):
     results = [(y, torch.autograd.grad(y.square().sum(), x)[0]) for y in (actual, expected)]
     assert_same(*results)
     if causal:
-        state, parts = None, []
-        for n in (slice(0, 1), slice(1, 6), slice(6, L)):
-            part, state = module(x[:, n], key_padding_mask=padding[:, n], state=state, return_state=True)
-            parts.append(part)
-        assert_same(torch.cat(parts, dim=1), actual)
+        assert_same(in_parts(module, x, [1, 5, L - 6], padding)[0], actual)
         assert_same(module(x[:, 5:], memory=x[:, :5], key_padding_mask=padding), actual[:, 5:])
 
 
@@ -585,11 +579,7 @@ def test_exp_with_every_encoding(name):
     expected.feature_map = torch.exp
     scale = expected(x).abs().max()
     assert_same(module(x) / scale, expected(x) / scale)
-    state, parts = None, []
-    for i in range(L):
-        part, state = module(x[:, i : i + 1], state=state, return_state=True)
-        parts.append(part)
-    assert_same(torch.cat(parts, dim=1) / scale, expected(x) / scale)
+    assert_same(in_parts(module, x, 1)[0] / scale, expected(x) / scale)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         for projection in (module.q_proj, module.k_proj):
             projection.weight.data = 1e4 * torch.eye(E)

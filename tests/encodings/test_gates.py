@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.pairwise_scores import D, H, all_scores, heads, random_encoding, rope_angles, rotated
+from support.pairwise_scores import D, H, all_scores, heads, in_parts, random_encoding, rope_angles, rotated
 from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
@@ -223,13 +223,8 @@ def test_window_hides_keys_but_not_reflections():
 def test_half_precision_caches_keys_in_float32(dtype):
     """After 200 steps the error is that of a single score in half precision."""
     module, x = SoftmaxAttention(E, H, random_encoding("path")).to(dtype), randn(2, 200, E).to(dtype)
-    pieces, state = [], None
-    for part in x.split(1, dim=1):
-        piece, state = module(part, state=state, return_state=True)
-        pieces.append(piece)
-    assert state.past["k"].dtype == torch.float32
-    found, whole = torch.cat(pieces, dim=1), module(x)
-    assert found.dtype == dtype
+    (found, state), whole = in_parts(module, x, 1), module(x)
+    assert state.past["k"].dtype == torch.float32 and found.dtype == dtype
     assert (found - whole).float().norm() / whole.float().norm() < 2 * torch.finfo(dtype).eps
 
 

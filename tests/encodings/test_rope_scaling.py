@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from support.pairwise_scores import rotated
+from support.pairwise_scores import in_parts, rotated
 from support.tensors import assert_same, perturbed, randn, with_gradients
 from support.tiny import REPOSITORY
 from torch import nn
@@ -163,11 +163,9 @@ def test_decoding_equals_the_whole_sequence(name, options, scaling):
     x = randn(B, L, H * D)
     length = M if scaling.type == "dynamic" else L
     with torch.no_grad():
-        whole, steps, state = module(x[:, :length]), [], None
-        for part in x[:, :length].split(1, dim=1):
-            y, state = module(part, state=state, return_state=True)
-            steps.append(y)
-        assert_same(torch.cat(steps, dim=1), whole, 1e-8)
+        whole = module(x[:, :length])
+        steps, state = in_parts(module, x[:, :length], 1)
+        assert_same(steps, whole, 1e-8)
         if scaling.type == "dynamic":
             assert not torch.allclose(module(x)[:, :M], whole)
             with pytest.raises(

@@ -1,5 +1,7 @@
 """Comparison of the attention scores of an encoding with a formula for one query and one key."""
 
+import itertools
+
 import torch
 
 from fairseq_lrpe.encodings import Context, build_encoding, softmax_scores
@@ -28,6 +30,16 @@ def random_encoding(name, causal=True, **options):
 def heads(module, x):
     """Returns the queries, keys and values (B, H, L, d) of an attention module for inputs (B, L, E)."""
     return [module.split_heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj)]
+
+
+def in_parts(module, x, sizes, padding=None):
+    """Returns the outputs (B, L, E) and the last state of an attention module that decodes x in parts."""
+    masks = itertools.repeat(None) if padding is None else padding.split(sizes, dim=1)
+    outputs, state = [], None
+    for part, mask in zip(x.split(sizes, dim=1), masks, strict=False):
+        out, state = module(part, key_padding_mask=mask, state=state, return_state=True)
+        outputs.append(out)
+    return torch.cat(outputs, dim=1), state
 
 
 def rope_angles(position):
