@@ -1,7 +1,4 @@
-"""Compares positions with loops over their definitions; tests their initialization.
-
-The recurrent positions have a file of their own.
-"""
+"""Compares positions with loops over their definitions; tests their initialization."""
 
 import math
 
@@ -16,7 +13,7 @@ ALPHA = 0.4
 
 
 def build(name, width=E, causal=False, n=N):
-    options = {"embed_dim": width, "vocab_size": V, "max_positions": n, "causal": causal}
+    options = {"embed_dim": width, "vocab_size": V, "max_positions": n, "causal": causal, "layers": 3}
     module = build_position(name, **options).double()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -98,7 +95,44 @@ def rnn(module, x, positions, tokens):
     return torch.cat([states, backward], dim=1)
 
 
+def recurrent(module, x, positions, tokens):
+    path = [module.start]
+    for _ in range(max(positions)):
+        hidden = torch.tanh(module.inner.weight @ path[-1] + module.inner.bias)
+        path.append(path[-1] + module.outer.weight @ hidden)
+    return x + torch.stack([path[k] for k in positions])
+
+
+def floater_path(module, start, last):
+    """The classic Runge–Kutta method of order 4 with steps of 0.1."""
+    step, path = 0.1, [start]
+
+    def slope(p, t):
+        hidden = module.inner.weight @ torch.cat([p, p.new_tensor([t])]) + module.inner.bias
+        return module.outer.weight @ torch.tanh(hidden) + module.outer.bias
+
+    for k in range(last):
+        p, t = path[-1], step * k
+        k1 = slope(p, t)
+        k2 = slope(p + step / 2 * k1, t + step / 2)
+        k3 = slope(p + step / 2 * k2, t + step / 2)
+        k4 = slope(p + step * k3, t + step)
+        path.append(p + step * (k1 + 2 * k2 + 2 * k3 + k4) / 6)
+    return path
+
+
+def floater(module, x, positions, tokens):
+    paths = [floater_path(module, start, max(positions)) for start in module.start.split(E)]
+    return x + torch.stack([torch.cat([path[k] for path in paths]) for k in positions])
+
+
+def floater_every_layer(module, x, positions, tokens):
+    """With one start per layer."""
+    return floater(module, x, positions, tokens)
+
+
 FIRST, NEXT = [0, 1, 2, 3, 4, 3, 2], [4, 4, 0, 2, 1, 1, 3]
+AGAIN = [7, 2, 7, 5, 0, 1, 3]
 FAR = [0, 4, 70, 500, 9_000, 24, 40_003]
 CASES = [  # definition, causal, positions of two sentences, index of padding in the second
     (multiplicative, False, [FIRST, NEXT], []),
@@ -108,6 +142,9 @@ CASES = [  # definition, causal, positions of two sentences, index of padding in
     (complex_order, False, [FIRST, NEXT], [2, 3]),
     (convolution, False, [FIRST, NEXT], [5, 6]),
     (convolution, True, [FIRST, NEXT], [0, 3]),
+    (recurrent, False, [FIRST, AGAIN], []),
+    (floater, False, [FIRST, AGAIN], []),
+    (floater_every_layer, False, [FIRST, AGAIN], []),
     (rnn, False, [FIRST, NEXT], [5, 6]),
     (rnn, False, [FIRST, NEXT], [0, 3]),
     (rnn, True, [FIRST, NEXT], [0, 3]),
@@ -118,7 +155,7 @@ CASES = [  # definition, causal, positions of two sentences, index of padding in
 @pytest.mark.parametrize("definition, causal, positions, padded", CASES)
 def test_outputs_and_gradients_match_definition(definition, causal, positions, padded):
     module = build(definition.__name__, causal=causal).eval()
-    x = torch.randn(2, 7, E, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 7, module.width, dtype=torch.float64, requires_grad=True)
     positions, tokens = torch.tensor(positions), torch.randint(2, V, (2, 7))
     tokens[1, list(padded)] = PAD
     sentences = zip(x, positions, tokens, strict=True)

@@ -1,8 +1,7 @@
-"""Recurrent positions: definitions, and the cached table."""
+"""Recurrent positions: their initialization, and the cached table."""
 
 import pytest
 import torch
-from support.tensors import assert_same, with_gradients
 from torch import nn
 
 from fairseq_lrpe.positions import build_position
@@ -26,52 +25,6 @@ def with_random_weights(name):
 def embeddings_at(module, *positions):
     x = torch.zeros(1, len(positions), module.width, dtype=torch.float64)
     return module(x, torch.tensor([positions]), torch.full((1, len(positions)), 3))[0]
-
-
-def recurrent_loop(module, last):
-    path = [module.start]
-    for _ in range(last):
-        hidden = torch.tanh(module.inner.weight @ path[-1] + module.inner.bias)
-        path.append(path[-1] + module.outer.weight @ hidden)
-    return path
-
-
-def floater_every_layer_loop(module, last):
-    layers = [floater_loop(module, last, start) for start in module.start.split(E)]
-    return [torch.cat([path[k] for path in layers]) for k in range(last + 1)]
-
-
-def floater_loop(module, last, start=None):
-    """The classic Runge–Kutta method of order 4 with steps of 0.1."""
-    step, path = 0.1, [module.start if start is None else start]
-
-    def slope(p, t):
-        hidden = module.inner.weight @ torch.cat([p, p.new_tensor([t])]) + module.inner.bias
-        return module.outer.weight @ torch.tanh(hidden) + module.outer.bias
-
-    for k in range(last):
-        p, t = path[-1], step * k
-        k1 = slope(p, t)
-        k2 = slope(p + step / 2 * k1, t + step / 2)
-        k3 = slope(p + step / 2 * k2, t + step / 2)
-        k4 = slope(p + step * k3, t + step)
-        path.append(p + step * (k1 + 2 * k2 + 2 * k3 + k4) / 6)
-    return path
-
-
-LOOPS = (recurrent_loop, floater_loop, floater_every_layer_loop)
-
-
-@pytest.mark.parametrize(("name", "loop"), list(zip(NAMES, LOOPS, strict=True)))
-def test_matches_definition(name, loop):
-    module = with_random_weights(name)
-    positions = [[0, 1, 2, 3], [7, 2, 7, 5]]
-    x = torch.randn(2, 4, module.width, dtype=torch.float64, requires_grad=True)
-    path = loop(module, 7)
-    loops = torch.stack([torch.stack([path[k] for k in row]) for row in positions]) + x
-    out = module(x, torch.tensor(positions), torch.full((2, 4), 3))
-    leaves = [x, *module.parameters()]
-    assert_same(with_gradients(out, leaves), with_gradients(loops, leaves))
 
 
 @pytest.mark.parametrize("width", [8, 7])
