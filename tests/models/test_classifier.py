@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.data import Dictionary
+from fairseq.data.data_utils import collate_tokens
 from support.tensors import assert_same, randn
 from support.tiny import REPOSITORY
 from support.tiny_models import EOS, PAD, architectures, build_model, dictionary_of, task_of
@@ -45,11 +46,10 @@ def test_init_std():
     assert not encoder.embed_tokens.embedding.weight[PAD].any()
 
 
-def batch(lengths, types=24, seed=0):
+def batch(lengths, seed=0):
     """Random tokens of these lengths, padded on the right."""
     draw = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(4, types, (len(lengths), max(lengths)), generator=draw)
-    return tokens.masked_fill(torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None], PAD)
+    return collate_tokens([torch.randint(4, 24, (n,), generator=draw) for n in lengths], PAD)
 
 
 def randomize(norm):

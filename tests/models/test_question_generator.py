@@ -3,8 +3,9 @@
 import pytest
 import torch
 from fairseq import utils
+from fairseq.data.data_utils import collate_tokens
 from fairseq.sequence_generator import SequenceGenerator
-from support.tensors import assert_same, randn
+from support.tensors import assert_same, perturbed, randn
 from support.tiny_models import BOS, EOS, PAD, architectures, build_model, dictionary_of, task_of
 
 ARCHS = architectures("question_generator")
@@ -14,22 +15,17 @@ def build(arch, types=24, **flags):
     """A float64 model in evaluation mode, with a dictionary of ``types`` types."""
     torch.manual_seed(0)
     model = build_model(arch, task_of(dictionary_of(types)), **flags)
-    with torch.no_grad():
-        for parameter in model.parameters():  # so that none is close to 0
-            parameter += 0.1 * torch.randn_like(parameter)
-    return model.double().eval()
+    return perturbed(model).double().eval()  # so that no parameter is close to 0
 
 
 def batch(side="right"):
     """Sources <s> answer </s> text </s> of 12, 9 and 6 tokens, padded on one side, and their lengths."""
     torch.manual_seed(1)
-    lengths = torch.tensor([12, 9, 6])
-    tokens = torch.full((3, 12), PAD)
-    for row, length in zip(tokens, lengths, strict=True):
-        source = torch.randint(4, 24, (int(length),))
-        source[0], source[2], source[-1] = BOS, EOS, EOS
-        row[slice(length) if side == "right" else slice(12 - length, None)] = source
-    return tokens, lengths
+    lengths = (12, 9, 6)
+    rows = [torch.randint(4, 24, (length,)) for length in lengths]
+    for row in rows:
+        row[0], row[2], row[-1] = BOS, EOS, EOS
+    return collate_tokens(rows, PAD, left_pad=side == "left"), torch.tensor(lengths)
 
 
 TARGET = torch.tensor([[EOS, 5, 9, 11, 5], [EOS, 20, 4, PAD, PAD], [EOS, 7, 8, 9, PAD]])

@@ -6,6 +6,7 @@ from argparse import Namespace
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from fairseq.data.data_utils import collate_tokens
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
 from support.commands import SHORT_TRAINING, assert_error, load_last_checkpoint, sizes, validated
@@ -51,10 +52,8 @@ def sharpened(model):
 
 def padded_batch():
     """Rows of 30, 20 and 7 tokens, and their lengths."""
-    tokens, lengths = torch.randint(4, 24, (3, 30)), (30, 20, 7)
-    for row, length in zip(tokens, lengths, strict=True):
-        row[length:] = PAD
-    return tokens, lengths
+    lengths = (30, 20, 7)
+    return collate_tokens([torch.randint(4, 24, (n,)) for n in lengths], PAD), lengths
 
 
 def test_one_architecture_per_method_and_attention():

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.data.data_utils import collate_tokens
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from fairseq.sequence_generator import SequenceGenerator
 from support.tiny_models import EOS, PAD, SIZES, architectures, build_model, dictionary_of, task_of
@@ -37,19 +38,8 @@ def build(arch, **flags):
     return build_model(arch, tiny_task(), **flags).eval()
 
 
-def batch(side):
-    """Sources of 12, 9 and 5 tokens, padded on one side."""
-    lengths = (12, 9, 5)
-    tokens = torch.full((3, 12), PAD)
-    for row, length in zip(tokens, lengths, strict=True):
-        place = slice(12 - length, 12) if side == "left" else slice(0, length)
-        row[place] = torch.randint(4, 24, (length,))
-        row[place][-1] = EOS
-    return tokens, torch.tensor(lengths)
-
-
-def sources(tokens):
-    return [row[row != PAD][None] for row in tokens]
+def random_sources():
+    return [torch.cat([torch.randint(4, 24, (n - 1,)), torch.tensor([EOS])]) for n in (12, 9, 5)]
 
 
 def translations(model, tokens, incremental=True):
@@ -71,14 +61,10 @@ def assert_same(one, other):
 @torch.no_grad()
 def test_beam_search_with_padding_equals_search_without_state(arch, flags):
     """Neither the state, nor padding on either side, nor the other sources change the translations."""
-    model = build(arch, **flags)
-    tokens, _ = batch("left")
-    alone = [found for row in sources(tokens) for found in translations(model, row, incremental=False)]
-    right = torch.full_like(tokens, PAD)
-    for row, source in zip(right, sources(tokens), strict=True):
-        row[: source.numel()] = source
-    assert_same(translations(model, tokens), alone)
-    assert_same(translations(model, right), alone)
+    model, sources = build(arch, **flags), random_sources()
+    alone = [found for row in sources for found in translations(model, row[None], incremental=False)]
+    for left_pad in (False, True):
+        assert_same(translations(model, collate_tokens(sources, PAD, left_pad=left_pad)), alone)
     assert len({str(x) for x in alone}) == 3
 
 
@@ -113,7 +99,8 @@ def test_softmax_base_equals_fairseqs_transformer(flags):
     assert not ours.load_state_dict(fairseqs.state_dict() | fingerprints).missing_keys
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in fairseqs.parameters())
 
-    tokens, lengths = batch("left")
+    tokens = collate_tokens(random_sources(), PAD, left_pad=True)
+    lengths = tokens.ne(PAD).sum(1)
     previous, target = torch.randint(4, 24, (2, 3, 7))
     with torch.no_grad():
         outputs = [model(tokens, lengths, previous)[0] for model in (ours, fairseqs)]
