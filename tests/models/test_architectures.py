@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from support.tiny_models import (
     ONE_PER_ENCODING,
     architectures,
     build_model,
     build_small,
-    check_registered,
     task_of,
 )
 
@@ -19,10 +19,24 @@ from fairseq_lrpe.positions import POSITIONS
 ARCHITECTURES = architectures("lm")
 
 
-def test_one_architecture_per_method_and_attention():
-    for method, config in check_registered("lm"):
-        assert config.decoder_normalize_before
+@pytest.mark.parametrize("family, own", [
+    ("lm", {"decoder_normalize_before": True}),
+    ("roberta", {"token_positions": "learned"}),
+    ("transformer", {}),
+    ("question_generator", {}),
+    ("classifier", {}),
+    ("vit", {}),
+])  # fmt: skip
+def test_one_architecture_per_method_and_attention(family, own):
+    names = [f"linear_{family}", f"softmax_{family}"]
+    found = [arch for arch in ARCH_MODEL_REGISTRY if arch.startswith(tuple(names))]
+    assert sorted(found) == sorted([*architectures(family, METHODS), *names])
+    for name, method in METHODS.items():
         assert method.encoding in ENCODINGS and method.source
+        for attention in method.attentions():
+            config = MODEL_DATACLASS_REGISTRY[f"{attention}_{family}_{name}"]()
+            expected = own | method.flags | {"attention": attention}
+            assert {flag: getattr(config, flag) for flag in expected} == expected
 
 
 def test_papers_types_have_their_published_flags():

@@ -13,7 +13,7 @@ from support.commands import SHORT_TRAINING, assert_error, load_last_checkpoint,
 from support.documents import block
 from support.tensors import assert_same
 from support.tiny import preprocess, run_here, succeeded, train_here, write_byte_pairs
-from support.tiny_models import PAD, SIZES, architectures, build_model, check_registered, task_of
+from support.tiny_models import PAD, SIZES, architectures, build_model, task_of
 
 from fairseq_lrpe import load_model
 from fairseq_lrpe.cli import classify
@@ -54,11 +54,6 @@ def padded_batch():
     """Rows of 30, 20 and 7 tokens, and their lengths."""
     lengths = (30, 20, 7)
     return collate_tokens([torch.randint(4, 24, (n,)) for n in lengths], PAD), lengths
-
-
-def test_one_architecture_per_method_and_attention():
-    for method, config in check_registered("roberta"):
-        assert config.token_positions == method.flags.get("token_positions", "learned")
 
 
 def test_causal_encodings_are_rejected():

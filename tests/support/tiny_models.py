@@ -29,22 +29,6 @@ def architectures(family, methods=REPRESENTATIVES, bidirectional=False):
     ]
 
 
-def check_registered(family):
-    """Asserts that a family has exactly the architectures of METHODS; yields (method, its configuration)."""
-    registered = [
-        arch for arch in ARCH_MODEL_REGISTRY if arch.startswith((f"linear_{family}", f"softmax_{family}"))
-    ]
-    assert sorted(registered) == sorted(
-        [*architectures(family, METHODS), f"linear_{family}", f"softmax_{family}"]
-    )
-    for name, method in METHODS.items():
-        for attention in method.attentions():
-            config = MODEL_DATACLASS_REGISTRY[f"{attention}_{family}_{name}"]()
-            assert config.attention == attention
-            assert {flag: getattr(config, flag) for flag in method.flags} == method.flags
-            yield method, config
-
-
 def dictionary_of(types=24, prefix="w"):
     dictionary = Dictionary()
     for i in range(types - 4):
