@@ -5,10 +5,10 @@ import torch
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from support.tiny_models import (
     ONE_PER_ENCODING,
+    PAD,
     architectures,
-    build_model,
     build_small,
-    task_of,
+    check_decoding,
 )
 
 from fairseq_lrpe.config import TOKEN_POSITIONS
@@ -63,16 +63,14 @@ def test_papers_types_have_their_published_flags():
 
 
 def build(arch, **flags):
-    """A small float64 model without dropout, and its dictionary."""
-    lengths = {"tokens_per_sample": 64, "max_target_positions": 64, "add_bos_token": False, "tpu": False}
-    task = task_of()
-    return build_model(arch, task, **lengths, **flags).double().eval(), task.source_dictionary
+    """A small float64 language model in evaluation mode."""
+    return build_small(arch, tokens_per_sample=64, max_target_positions=64, **flags).double().eval()
 
 
 @pytest.mark.parametrize("arch", architectures("lm", ONE_PER_ENCODING))
 def test_reloaded_model_has_identical_outputs(arch):
     """After updates, which change every parameter."""
-    (model, _), tokens = build(arch), torch.randint(4, 24, (2, 20))
+    model, tokens = build(arch), torch.randint(4, 24, (2, 20))
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.Adam(model.train().parameters(), 0.01)
     for _ in range(2):
@@ -81,7 +79,7 @@ def test_reloaded_model_has_identical_outputs(arch):
         optimizer.step()
     for name, parameter in model.named_parameters():
         assert not torch.equal(parameter, before[name]), f"{name} did not learn"
-    reloaded, _ = build(arch)
+    reloaded = build(arch)
     reloaded.load_state_dict(model.state_dict())
     with torch.no_grad():
         found = model.eval()(tokens)[0]
@@ -91,19 +89,8 @@ def test_reloaded_model_has_identical_outputs(arch):
 @pytest.mark.parametrize("arch, prefix", [*((arch, 21) for arch in ARCHITECTURES), ("linear_lm_per", 1)])
 @torch.no_grad()
 def test_step_by_step_equals_the_whole_sequence(arch, prefix):
-    """After a prefix in one call; a search reorders the rows of the states."""
-    model, _ = build(arch)
-    tokens = torch.randint(4, 24, (3, 40))
-    whole = model(tokens)[0]
-    state, order = {}, torch.tensor([2, 0, 1])
-    out = model(tokens[:, :prefix], incremental_state=state)[0]
-    torch.testing.assert_close(out, whole[:, prefix - 1 : prefix], rtol=0, atol=1e-10)
-    for step in range(prefix + 1, 41):
-        if step == 25:
-            model.decoder.reorder_incremental_state_scripting(state, order)
-            tokens, whole = tokens[order], whole[order]
-        out = model(tokens[:, :step], incremental_state=state)[0]
-        torch.testing.assert_close(out[:, 0], whole[:, step - 1], rtol=0, atol=1e-10)
+    model, tokens = build(arch), torch.randint(4, 24, (3, 40))
+    check_decoding(model.decoder, tokens, model(tokens)[0], prefix)
 
 
 @pytest.mark.parametrize("width", [32, 24])
@@ -115,20 +102,14 @@ def test_token_positions(positions, width):
     Positions follow the projection of embeddings that do not have the model's width of 32.
     """
     flags = {"token_positions": positions, "decoder_input_dim": width}
-    model, dictionary = build("softmax_lm", **flags, decoder_layers=1)
+    model = build("softmax_lm", **flags, decoder_layers=1)
     tokens = torch.randint(4, 24, (3, 30))
-    tokens[1, 20:] = dictionary.pad()
+    tokens[1, 20:] = PAD
     tokens[0, :2] = torch.tensor([5, 6])
     whole = model(tokens)[0]
     torch.testing.assert_close(model(tokens[1:2, :20])[0][0], whole[1, :20], rtol=0, atol=1e-10)
     for prefix in (1, 14):
-        rows, state = torch.tensor([0, 2]), {}
-        for step in range(prefix, 31):
-            if step == 17:  # like beam search
-                model.decoder.reorder_incremental_state_scripting(state, torch.tensor([1, 0]))
-                rows = rows.flip(0)
-            out = model(tokens[rows, :step], incremental_state=state)[0]
-            torch.testing.assert_close(out[:, 0], whole[rows, step - 1], rtol=0, atol=1e-10)
+        check_decoding(model.decoder, tokens[[0, 2]], whole[[0, 2]], prefix)
     # Without an encoding, one layer depends on the order of its keys only through the token positions.
     swapped = tokens[:1, [1, 0, *range(2, 30)]]
     same = torch.allclose(model(swapped)[0][0, 2:], whole[0, 2:], rtol=0, atol=1e-10)
@@ -163,7 +144,7 @@ def test_init_std_does_not_apply_to_token_positions(family, positions):
 
 
 def test_positions_in_every_layer_are_added_to_the_inputs_of_attention():
-    model, _ = build("softmax_lm", token_positions="floater_every_layer")
+    model = build("softmax_lm", token_positions="floater_every_layer")
     decoder, tokens, inputs = model.decoder, torch.randint(4, 24, (2, 7)), {}
     position = decoder.embed_positions.position
     with torch.no_grad():

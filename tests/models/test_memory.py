@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.pairwise_scores import all_scores
-from support.tensors import assert_same
-from support.tiny_models import ONE_PER_ENCODING, architectures, build_model, dictionary_of
+from support.tensors import assert_same, perturbed
+from support.tiny_models import ONE_PER_ENCODING, architectures, build_model, check_decoding, dictionary_of
 
 from fairseq_lrpe.attention import AttentionState
 from fairseq_lrpe.encodings import ENCODINGS, Context
@@ -37,10 +37,8 @@ def build(arch, memory_length=0, memory="hidden", length=5, **flags):
     flags = fixed | {"token_positions": "none", "tokens_per_sample": length, **flags}
     torch.manual_seed(1)
     model = build_model(arch, MemoryLMTask(args, dictionary_of()), **flags).double().eval()
-    with torch.no_grad():
-        for layer in model.decoder.layers:
-            for parameter in layer.self_attn.encoding.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
+    for layer in model.decoder.layers:
+        perturbed(layer.self_attn.encoding)
     return model.decoder
 
 
@@ -194,12 +192,4 @@ DECODED += [("softmax_lm_xl", {"memory_length": 7}, prompt) for prompt in (1, 15
 def test_decoding_with_memory(arch, memory, prompt):
     """Decoding after a prompt, even one longer than a segment, equals evaluation by segments."""
     decoder, tokens = build(arch, **memory), words()
-    whole = in_segments(decoder, tokens, 5)
-    state, order = {}, torch.tensor([1, 0])
-    out = decoder(tokens[:, :prompt], incremental_state=state)[0]
-    assert_same(out, whole[:, prompt - 1 : prompt])
-    for step in range(prompt, LENGTH):
-        decoder.reorder_incremental_state_scripting(state, order)
-        tokens, whole = tokens[order], whole[order]
-        out = decoder(tokens[:, : step + 1], incremental_state=state)[0]
-        assert_same(out[:, -1], whole[:, step])
+    check_decoding(decoder, tokens, in_segments(decoder, tokens, 5), prompt)

@@ -4,18 +4,16 @@ import pytest
 import torch
 from support.tensor_sizes import TensorSizes
 from support.tensors import assert_same
-from support.tiny_models import EOS, PAD, build_model, dictionary_of, task_of
+from support.tiny_models import EOS, PAD, build_small
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.models.encoder_decoder import SinusoidalPositions
 from fairseq_lrpe.models.sampling import chooser, probabilities, sample
 
-FLAGS = {"add_bos_token": False, "tpu": False, "dropout": 0.0, "tokens_per_sample": 64}
-
 
 def build(arch, **flags):
-    flags = FLAGS | {"max_target_positions": 64, **flags}
-    return build_model(arch, task_of(dictionary_of()), **flags).double().eval().decoder
+    flags = {"tokens_per_sample": 64, "max_target_positions": 64, **flags}
+    return build_small(arch, **flags).double().eval().decoder
 
 
 def greedy(decoder, prompt, length):
@@ -23,14 +21,21 @@ def greedy(decoder, prompt, length):
     return list(sample(decoder, torch.tensor(prompt), length, choose, PAD))
 
 
-@pytest.mark.parametrize("arch", ["linear_lm_tmlr_type1", "softmax_lm_tupe_r"])
+ADAPTIVE_SOFTMAX = {"adaptive_softmax_cutoff": "5,8", "adaptive_softmax_dropout": 0.0}
+
+
+@pytest.mark.parametrize("arch, flags", [
+    ("linear_lm_tmlr_type1", {}), ("softmax_lm_tupe_r", {}), ("linear_lm_base", ADAPTIVE_SOFTMAX)
+])  # fmt: skip
 @torch.no_grad()
-def test_greedy_tokens_are_the_argmax_of_one_pass(arch):
-    decoder, prompt = build(arch), [EOS, 5, 9, 7]
+def test_greedy_tokens_are_the_argmax_of_one_pass(arch, flags):
+    decoder, prompt = build(arch, **flags), [EOS, 5, 9, 7]
     tokens = prompt + greedy(decoder, prompt, 8)
-    logits = decoder(torch.tensor([tokens[:-1]]))[0][0]
-    logits[:, PAD] = -torch.inf
-    assert tokens[4:] == logits.argmax(-1).tolist()[3:]
+    scores = decoder(torch.tensor([tokens[:-1]]))[0]
+    if flags:  # the decoder returns features
+        scores = decoder.adaptive_softmax.get_log_prob(scores, None)
+    scores[..., PAD] = -torch.inf
+    assert tokens[4:] == scores[0].argmax(-1).tolist()[3:]
 
 
 def plain(logits, temperature, top_k, top_p):
@@ -117,17 +122,6 @@ def test_state_of_linear_attention_is_constant(name):
     assert len(set(sizes)) == 1 and len(sizes) == 30 and sizes[0] > 0
 
 
-@torch.no_grad()
-def test_adaptive_softmax():
-    flags = {"adaptive_softmax_cutoff": "5,8", "adaptive_softmax_dropout": 0.0}
-    decoder, prompt = build("linear_lm_base", **flags), [EOS, 5, 9, 7]
-    tokens = prompt + greedy(decoder, prompt, 8)
-    features = decoder(torch.tensor([tokens[:-1]]))[0]
-    log_probs = decoder.adaptive_softmax.get_log_prob(features, None)[0]
-    log_probs[:, PAD] = -torch.inf
-    assert tokens[4:] == log_probs.argmax(-1).tolist()[3:]
-
-
 @pytest.mark.parametrize(
     "arch", ["linear_lm_rope", "softmax_transformer_rope", "softmax_question_generator_base"]
 )
@@ -136,8 +130,7 @@ def test_a_prompt_takes_no_memory_for_logits(arch):
     """Only the logits of its last token are computed."""
     types, length, inputs = 5_000, 400, {}
     prompt = torch.randint(4, types, (1, length))
-    flags = {"max_target_positions": 1024, **(FLAGS if "_lm_" in arch else {})}
-    model = build_model(arch, task_of(dictionary_of(types)), **flags).eval()
+    model = build_small(arch, types, max_target_positions=1024).eval()
     if hasattr(model, "encoder"):
         inputs["encoder_out"] = model.encoder(prompt[:, :9], torch.tensor([9]))
     with TensorSizes() as sizes:

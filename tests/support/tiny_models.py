@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
@@ -41,10 +42,11 @@ def task_of(dictionary=None, target=None, **attributes):
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=target or dictionary, **attributes)
 
 
-def build_small(arch, **flags):
-    """Builds a model of any family for 24 tokens, or images of 12 × 12 pixels with 5 labels."""
+def build_small(arch, types=24, **flags):
+    """Builds a model of any family for texts of 24 tokens, or images of 12 × 12 pixels with 5 labels."""
     cfg = SimpleNamespace(image_size=12, pooling="mean")
-    task = task_of(cfg=cfg, labels=range(5), about={}, joined=False, apart=False, max_positions=lambda: 24)
+    about = {"cfg": cfg, "labels": range(5), "about": {}, "joined": False, "apart": False}
+    task = task_of(dictionary_of(types), **about, max_positions=lambda: 24)
     lengths = dict.fromkeys(("max_source_positions", "max_target_positions", "max_positions"), 24)
     lengths |= {"tokens_per_sample": 24, "add_bos_token": False, "tpu": False, "patch_size": 4}
     known = lengths.keys() & MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__
@@ -58,3 +60,17 @@ def build_model(arch, task, **flags):
         if name in flags or name in config:
             setattr(config, name, value)
     return ARCH_MODEL_REGISTRY[arch].build_model(OmegaConf.create({"model": config}).model, task)
+
+
+def check_decoding(decoder, tokens, whole, prefix):
+    """Asserts that decoding token by token after a prefix gives ``whole``, the output of a single call.
+
+    As in beam search, rows are reordered between some of the steps, and before the first one.
+    """
+    state, order = {}, torch.arange(len(tokens)).roll(1)
+    for length in range(prefix, tokens.size(1) + 1):
+        if length % 3 == prefix % 3:
+            decoder.reorder_incremental_state_scripting(state, order)
+            tokens, whole = tokens[order], whole[order]
+        out = decoder(tokens[:, :length], incremental_state=state)[0]
+        torch.testing.assert_close(out, whole[:, length - 1 : length], rtol=0, atol=1e-10)
