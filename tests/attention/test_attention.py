@@ -134,19 +134,6 @@ def test_denominators_are_clamped_at_1e_6(norm):
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-def test_each_layer_has_its_own_state(attention):
-    first, second = build(attention, "rope"), build(attention, "rope")
-    x, state = torch.randn(L, B, E, dtype=torch.float64), {}
-    first.reorder_incremental_state(state, torch.tensor([1, 0]))
-    assert not state
-    expected = second(first(x)[0])[0]
-    for i in range(L):
-        token, _ = first(x[i : i + 1], incremental_state=state)
-        token, _ = second(token, incremental_state=state)
-        assert_same(token, expected[i : i + 1])
-
-
-@pytest.mark.parametrize("attention", ATTENTION)
 def test_initialization_matches_fairseq(attention):
     theirs = MultiheadAttention(256, 4, self_attention=True)
     encoding = build_encoding("none", num_heads=4, head_dim=64, causal=True)
