@@ -14,7 +14,7 @@ from support.tiny_models import (
 from fairseq_lrpe.config import TOKEN_POSITIONS
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
-from fairseq_lrpe.positions import POSITIONS
+from fairseq_lrpe.positions import POSITIONS, build_position
 
 ARCHITECTURES = architectures("lm")
 
@@ -135,12 +135,17 @@ def test_token_positions_in_half_precision(positions, dtype):
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("family", ["lm", "classifier"])
-def test_init_std_does_not_apply_to_token_positions(family, positions):
-    part = {"lm": "decoder", "classifier": "encoder"}[family]
-    model = getattr(build_small(f"softmax_{family}", token_positions=positions, init_std=100), part)
-    assert model.layers[0].fc1.weight.std() > 50
-    assert all(parameter.abs().max() < 10 for parameter in model.embed_positions.position.parameters())
+@pytest.mark.parametrize("family, part, std", [
+    ("lm", "decoder", 100), ("classifier", "encoder", 100), ("roberta", "encoder.sentence_encoder", None)
+])  # fmt: skip
+def test_token_positions_keep_their_initialization(family, part, std, positions):
+    """RoBERTa draws the weights of linear layers like BERT, and other families draw them with --init-std."""
+    flags = {"token_positions": positions} | ({"init_std": std} if std else {})
+    part = build_small(f"softmax_{family}", **flags).get_submodule(part)
+    assert part.layers[0].fc1.weight.std().item() == pytest.approx(std or 0.02, rel=0.2)
+    alone = build_position(positions, embed_dim=32, vocab_size=24, max_positions=24, layers=2)
+    for name, parameter in part.embed_positions.position.named_parameters():
+        torch.testing.assert_close(parameter.std(), alone.get_parameter(name).std(), rtol=0.5, atol=1e-6)
 
 
 def test_positions_in_every_layer_are_added_to_the_inputs_of_attention():
