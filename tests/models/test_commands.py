@@ -1,13 +1,10 @@
 """fairseq's commands with our architectures."""
 
 import io
-import math
-import re
 
 import pytest
-import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from support.commands import EVALUATIONS, generated_lines, validated
+from support.commands import EVALUATIONS, evaluated_loss, generated_lines, loss_of_samples, validated
 from support.tiny import BIN, PLUGIN, run_command, run_here, succeeded, train_flags
 
 ARCHITECTURES = ("linear_lm_tmlr_type1", "softmax_lm_rope")
@@ -38,22 +35,10 @@ def run(name, *arguments):
 
 
 def test_eval_lm_and_validate_need_no_repeated_flags(checkpoint, data_bin, caplog):
-    flags = ["--user-dir", PLUGIN, "--path", checkpoint, "--cpu", "--batch-size", 8]  # batches have padding
-    with caplog.at_level("INFO"):
-        run("fairseq-eval-lm", data_bin, *flags, "--tokens-per-sample", 32)
-    loss = float(re.findall(r"Loss \(base 2\): ([\d.]+)", caplog.text)[-1])
-
+    flags = ["--tokens-per-sample", 32, "--batch-size", 8]  # batches have padding
+    loss = evaluated_loss(caplog, data_bin, checkpoint, *flags)
     [model], _, task = load_model_ensemble_and_task([str(checkpoint)])
-    model.eval()
-    task.load_dataset("test")
-    total, tokens = 0.0, 0
-    with torch.no_grad():
-        for item in task.dataset("test"):
-            scores = model(item["source"][None])[0].log_softmax(-1)
-            total -= scores[0].gather(-1, item["target"][:, None]).sum().item()
-            tokens += len(item["target"])
-    assert loss == pytest.approx(total / tokens / math.log(2), abs=2e-4)  # printed with four digits
-
+    assert loss == pytest.approx(loss_of_samples(model, task), abs=2e-4)  # printed with four digits
     found = validated(data_bin, checkpoint, "--task", "language_modeling", "--valid-subset", "test")
     assert found["loss"] == pytest.approx(loss, abs=1e-3)
 

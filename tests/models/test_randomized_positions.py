@@ -1,16 +1,14 @@
 """Models with random positions (--randomized-positions): positions, training, evaluation and refusals."""
 
 import math
-import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from fairseq_cli import eval_lm
-from support.commands import assert_error, load_last_checkpoint
+from support.commands import assert_error, evaluated_loss, load_last_checkpoint, loss_of_samples
 from support.tensors import assert_same
-from support.tiny import PLUGIN, run_here, succeeded
+from support.tiny import succeeded
 from support.tiny_models import EOS, PAD, build_small
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention
@@ -178,15 +176,6 @@ def test_sampling_computes_the_whole_text():
         decoder(torch.tensor([[EOS, 5]]), incremental_state={})
 
 
-def evaluated(data, path, batch, caplog):
-    """Returns the loss that fairseq-eval-lm prints without a flag of the model, for blocks of 16 tokens."""
-    caplog.clear()
-    words = [data, "--user-dir", PLUGIN, "--path", path, "--cpu", "--num-workers", 0]
-    with caplog.at_level("INFO"):
-        succeeded(run_here(eval_lm.cli_main, *words, "--tokens-per-sample", 16, "--batch-size", batch))
-    return float(re.findall(r"Loss \(base 2\): ([\d.]+)", caplog.text)[-1])
-
-
 def test_training_and_evaluation(train, data_bin, tmp_path, caplog):
     flags = "--randomized-positions 64 --token-positions sinusoidal --no-epoch-checkpoints".split()
     for updates, name in ((4, "whole"), (2, "parts"), (4, "parts")):
@@ -194,19 +183,12 @@ def test_training_and_evaluation(train, data_bin, tmp_path, caplog):
     whole, parts = (load_last_checkpoint(tmp_path / name)["model"] for name in ("whole", "parts"))
     assert all(x.equal(parts[name]) for name, x in whole.items())
 
-    path = tmp_path / "parts/checkpoint_last.pt"
-    assert evaluated(data_bin, path, 4, caplog) == evaluated(data_bin, path, 4, caplog)
+    path, words = tmp_path / "parts/checkpoint_last.pt", ["--tokens-per-sample", 16, "--batch-size"]
+    first, second, single = (evaluated_loss(caplog, data_bin, path, *words, n) for n in (4, 4, 1))
+    assert first == second
     [model], cfg, task = load_model_ensemble_and_task([str(path)], {"tokens_per_sample": 16})
     assert model.decoder.randomized_positions == max_length(cfg.model)[0] == 64
-    task.load_dataset("test")
-    total, count, model = 0.0, 0, model.eval()
-    with torch.no_grad():
-        for item in task.dataset("test"):
-            scores = model(item["source"][None])[0].log_softmax(-1)[0]
-            total -= scores.gather(-1, item["target"][:, None]).sum().item()
-            count += len(item["target"])
-    expected = total / count / math.log(2)
-    assert evaluated(data_bin, path, 1, caplog) == pytest.approx(expected, abs=2e-4)
+    assert single == pytest.approx(loss_of_samples(model, task), abs=2e-4)
 
     other = train("softmax_lm_alibi", tmp_path / "whole", "--max-update", 6)
     assert_error(other, "the checkpoint's method (")

@@ -1,5 +1,7 @@
 """Helpers that run fairseq's commands and check their checkpoints, output and error messages."""
 
+import math
+import re
 from unittest.mock import patch
 
 import torch
@@ -62,6 +64,28 @@ def validated(data, checkpoint, *flags):
     with patch.object(JsonProgressBar, "print", lambda self, stats, tag, step: logged.append(stats)):
         succeeded(run_here(validate.cli_main, data, *words, *flags))
     return logged[0]
+
+
+def evaluated_loss(caplog, data, checkpoint, *flags):
+    """Returns the loss in bits that fairseq-eval-lm logs for the test set."""
+    caplog.clear()
+    words = [data, "--user-dir", PLUGIN, "--path", checkpoint, "--cpu", "--num-workers", 0]
+    with caplog.at_level("INFO"):
+        succeeded(run_here(eval_lm.cli_main, *words, *flags))
+    return float(re.findall(r"Loss \(base 2\): ([\d.]+)", caplog.text)[-1])
+
+
+def loss_of_samples(model, task):
+    """Returns the loss in bits of a language model for the test set, one sample at a time."""
+    model.eval()
+    task.load_dataset("test")
+    total, tokens = 0.0, 0
+    with torch.no_grad():
+        for item in task.dataset("test"):
+            scores = model(item["source"][None])[0].log_softmax(-1)
+            total -= scores[0].gather(-1, item["target"][:, None]).sum().item()
+            tokens += len(item["target"])
+    return total / tokens / math.log(2)
 
 
 def load_last_checkpoint(folder):
