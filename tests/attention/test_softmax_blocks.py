@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.tensor_sizes import TensorSizes
-from support.tensors import assert_same, randn, with_gradients
+from support.tensors import assert_same, randn, randomized, with_gradients
 
 from fairseq_lrpe.attention import softmax
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
@@ -28,11 +28,7 @@ CAUSAL_ONLY = ("per", "xpos", "cope", "path")  # or without scores of its own ot
 def build(name, causal, dropout=0.0):
     shared = {"num_heads": H, "head_dim": D, "causal": causal, "layer": 3}
     encoding = build_encoding(name.partition("_")[0], **shared, **OPTIONS[name])
-    module = FairseqSoftmaxAttention(encoding, dropout=dropout)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_()
-    return module.double()
+    return randomized(FairseqSoftmaxAttention(encoding, dropout=dropout)).double()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.pairwise_scores import all_scores
+from support.pairwise_scores import all_scores, random_encoding
 from support.tensors import assert_same, perturbed
 from support.tiny_models import ONE_PER_ENCODING, architectures, build_model, check_decoding, dictionary_of
 
@@ -168,9 +168,7 @@ BY_DISTANCE = [name for name, cls in ENCODINGS.items() if cls.uses_distance_tabl
 @torch.no_grad()
 def test_clamp_length(name):
     """With equal contents, the bias depends on the distance alone."""
-    encoding = ENCODINGS[name](num_heads=2, head_dim=4, causal=True, max_positions=64).double()
-    for parameter in encoding.parameters():
-        parameter.normal_()
+    encoding = random_encoding(name)
     x = torch.randn(1, 2, 1, 4, dtype=torch.float64).expand(1, 2, 20, 4)
     offset = 10
     free = all_scores(encoding, x[:, :, :10], x, offset)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.tensors import assert_same, with_gradients
+from support.tensors import assert_same, randomized, with_gradients
 
 from fairseq_lrpe.positions import build_position
 
@@ -14,11 +14,7 @@ ALPHA = 0.4
 
 def build(name, width=E, causal=False, n=N):
     options = {"embed_dim": width, "vocab_size": V, "max_positions": n, "causal": causal, "layers": 3}
-    module = build_position(name, **options).double()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn_like(parameter) / 2)
-    return module
+    return randomized(build_position(name, **options).double(), 0.5)
 
 
 def sinusoid(k, width=E):

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from support.pairwise_scores import rotated
+from support.tensors import randomized
 from torch import nn
 
 from fairseq_lrpe.positions import build_position
@@ -15,11 +17,7 @@ def build(name, width=E, n=M):
 
 
 def with_random_weights(name):
-    module = build(name)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.randn_like(p) * 0.5)
-    return module
+    return randomized(build(name), 0.5)
 
 
 def embeddings_at(module, *positions):
@@ -34,12 +32,10 @@ def test_recurrent_is_initially_nearly_sinusoidal(width):
         module.start.mul_(1e-4)
     table = embeddings_at(module, *range(50)) * 1e4
     start = module.start * 1e4
-    for t in range(width // 2):
-        a, b = start[2 * t : 2 * t + 2]
-        angle = torch.arange(50, dtype=torch.float64) * 10000 ** (-2 * t / width)
-        cos, sin = angle.cos(), angle.sin()
-        rotated = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=1)
-        torch.testing.assert_close(table[:, 2 * t : 2 * t + 2], rotated, rtol=0, atol=1e-5)
+    pairs = width // 2
+    frequencies = 10000 ** (-2 * torch.arange(pairs, dtype=torch.float64) / width)
+    expected = rotated(start[: 2 * pairs], torch.arange(50)[:, None] * frequencies)
+    torch.testing.assert_close(table[:, : 2 * pairs], expected, rtol=0, atol=1e-5)
     if width % 2:
         assert table[:, -1].eq(start[-1]).all()
 

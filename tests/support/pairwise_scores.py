@@ -5,7 +5,7 @@ import itertools
 import torch
 
 from fairseq_lrpe.encodings import Context, build_encoding, softmax_scores
-from support.tensors import assert_same, randn, with_gradients
+from support.tensors import assert_same, randn, randomized, with_gradients
 
 H, D = 2, 4
 SHAPES = [  # (causal, queries, keys, q_offset)
@@ -20,11 +20,7 @@ SHAPES = [  # (causal, queries, keys, q_offset)
 def random_encoding(name, causal=True, **options):
     """Returns a small float64 encoding in evaluation mode whose parameters are drawn from N(0, 1)."""
     options = {"num_heads": H, "head_dim": D, "causal": causal, **options}
-    encoding = build_encoding(name, **options)
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.normal_()
-    return encoding.double().eval()
+    return randomized(build_encoding(name, **options)).double().eval()
 
 
 def heads(module, x):

@@ -18,6 +18,14 @@ def perturbed(module):
     return module
 
 
+def randomized(module, scale=1.0):
+    """Draws all parameters of a module from N(0, scale²), and returns the module."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=scale)
+    return module
+
+
 def with_gradients(outputs, leaves):
     """Returns tensors and the gradients of a fixed random sum of them, 0 for leaves that they do not use."""
     outputs = tree_leaves(outputs)
