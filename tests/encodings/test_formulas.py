@@ -19,6 +19,7 @@ from support.pairwise_scores import (
     random_encoding,
     rope_angles,
     rotated,
+    sinusoid,
 )
 
 from fairseq_lrpe.encodings import ENCODINGS
@@ -125,12 +126,6 @@ def lfhc(encoding, q, k, i, j, h):
     level = clip((i - j) / encoding.layer, encoding.k, encoding.k)
     rounded = math.ceil(level) if level > 0 and encoding.rounding == "away" else math.floor(level)
     return content(q, k + vector(encoding, encoding.w_k, rounded, h))
-
-
-def sinusoid(distance, width):
-    """LFHC paper Eqs. 6 and 7."""
-    angles = [distance / 10000 ** (2 * t / width) for t in range(width // 2)]
-    return torch.tensor([f(a) for a in angles for f in (math.sin, math.cos)], dtype=torch.float64)
 
 
 def nezha(encoding, q, k, i, j, h):

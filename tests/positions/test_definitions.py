@@ -1,9 +1,8 @@
 """Compares positions with loops over their definitions; tests their initialization."""
 
-import math
-
 import pytest
 import torch
+from support.pairwise_scores import sinusoid
 from support.tensors import assert_same, randomized, with_gradients
 
 from fairseq_lrpe.positions import build_position
@@ -15,11 +14,6 @@ ALPHA = 0.4
 def build(name, width=E, causal=False, n=N):
     options = {"embed_dim": width, "vocab_size": V, "max_positions": n, "causal": causal, "layers": 3}
     return randomized(build_position(name, **options).double(), 0.5)
-
-
-def sinusoid(k, width=E):
-    angles = (float(k) / 10000 ** (2 * t / width) for t in range(width // 2))
-    return torch.tensor([f(a) for a in angles for f in (math.sin, math.cos)], dtype=torch.float64)
 
 
 # Definitions of one sentence with embeddings x (L, E), positions and tokens.
@@ -39,13 +33,13 @@ def hierarchical(module, x, positions, tokens):
 
 
 def concatenation(module, x, positions, tokens):
-    both = [torch.cat([row, sinusoid(k)]) for row, k in zip(x, positions, strict=True)]
+    both = [torch.cat([row, sinusoid(k, E)]) for row, k in zip(x, positions, strict=True)]
     return torch.stack([row @ module.weight for row in both])
 
 
 def cape(module, x, positions, tokens):
     """In evaluation."""
-    return x + torch.stack([sinusoid(k) for k in positions])
+    return x + torch.stack([sinusoid(k, E) for k in positions])
 
 
 def complex_order(module, x, positions, tokens):
@@ -243,7 +237,7 @@ def test_training_of_cape_matches_definition(monkeypatch):
     positions = torch.tensor([[0, 1, 2], [9, 4, 4]]).double()
     out = build("cape")(torch.zeros(2, 3, E, dtype=torch.float64), positions, torch.full((2, 3), 3))
     first, second = 1.03 * (positions[0] + 5.5), 1.03**-0.5 * (positions[1] - 2.75)
-    expected = [torch.stack([sinusoid(k) for k in row]) for row in (first, second)]
+    expected = [torch.stack([sinusoid(k, E) for k in row]) for row in (first, second)]
     assert_same(out, torch.stack(expected))
 
 

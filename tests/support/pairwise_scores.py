@@ -1,6 +1,7 @@
 """Comparison of the attention scores of an encoding with a formula for one query and one key."""
 
 import itertools
+import math
 
 import torch
 
@@ -40,6 +41,12 @@ def in_parts(module, x, sizes, padding=None):
 
 def rope_angles(position):
     return position * 10000 ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+
+
+def sinusoid(position, width):
+    """Returns the sines and cosines (width,) of position / 10000^(2t/width) (LFHC paper Eqs. 6 and 7)."""
+    angles = (float(position) / 10000 ** (2 * t / width) for t in range(width // 2))
+    return torch.tensor([f(a) for a in angles for f in (math.sin, math.cos)], dtype=torch.float64)
 
 
 def rotated(x, angles):
