@@ -172,45 +172,37 @@ def test_positions_with_two_axes(name):
         apply_encoding(module.encoding, q, k, torch.arange(L))
 
 
-def rope(**changed):
-    return build_encoding("rope", **{"num_heads": H, "head_dim": D, "causal": True, **changed})
+def small(name="rope"):
+    return build_encoding(name, num_heads=H, head_dim=D, causal=True)
 
 
 def rope_attention():
-    return SoftmaxAttention(E, H, rope())
+    return SoftmaxAttention(E, H, small())
 
 
+EXP_LAYERNORM = {"linear_norm": "layernorm", "feature_map": "exp"}
 Q, X, THREE = torch.zeros(B, H, 3, D), torch.zeros(B, 3, E), torch.arange(3)
 WRONG = [  # (call, part of the message)
-    (lambda: apply_encoding(rope(), Q, Q, THREE - 1), "must not be negative"),
-    (lambda: apply_encoding(rope(), Q, Q, torch.arange(3.0)), "must be integers of shape (3,) or"),
-    (lambda: apply_encoding(rope(), Q, Q, torch.arange(4)), "must be integers of shape (3,) or"),
-    (lambda: apply_encoding(rope(), Q, Q[:, :, :2], THREE), "key_positions must be integers of shape (2,)"),
-    (lambda: apply_encoding(rope(), Q, Q[:, :1], THREE), "k must have shape (batch, 2 heads, length, width)"),
+    (lambda: apply_encoding(small(), Q, Q, THREE - 1), "must not be negative"),
+    (lambda: apply_encoding(small(), Q, Q, torch.arange(3.0)), "must be integers of shape (3,) or"),
+    (lambda: apply_encoding(small(), Q, Q, torch.arange(4)), "must be integers of shape (3,) or"),
+    (lambda: apply_encoding(small(), Q, Q[:, :, :2], THREE), "key_positions must be integers of shape (2,)"),
     (
-        lambda: apply_encoding(build(SoftmaxAttention, "t5").encoding, Q, Q, THREE),
-        "t5 changes the scores, not q and k",
+        lambda: apply_encoding(small(), Q, Q[:, :1], THREE),
+        "k must have shape (batch, 2 heads, length,",
     ),
-    (
-        lambda: apply_encoding(build(SoftmaxAttention, "cope").encoding.float(), Q, Q, THREE),
-        "the scores of cope are not q·k plus a bias: use SoftmaxAttention",
-    ),
-    (lambda: attention_bias(rope(), Q, Q, THREE), "rope does not add a bias to the scores"),
-    (
-        lambda: attention_bias(build(SoftmaxAttention, "xpos").encoding, Q, Q, THREE),
-        "the scores of xpos are not q·k plus a bias",
-    ),
+    (lambda: apply_encoding(small("t5"), Q, Q, THREE), "t5 changes the scores, not q and k"),
+    (lambda: apply_encoding(small("cope"), Q, Q, THREE), "cope are not q·k plus a bias: use SoftmaxA"),
+    (lambda: attention_bias(small(), Q, Q, THREE), "rope does not add a bias to the scores"),
+    (lambda: attention_bias(small("xpos"), Q, Q, THREE), "the scores of xpos are not q·k plus a bias"),
     (lambda: LinearAttention(10, 3, "rope", causal=True), "embed_dim must be a multiple of num_heads"),
     (lambda: LinearAttention(E, H, "rope"), "pass causal=True or causal=False"),
     (lambda: LinearAttention(E, H, "ropes", causal=True), "unknown encoding 'ropes'"),
     (lambda: LinearAttention(E, H, "t5", causal=True), "use SoftmaxAttention"),
-    (lambda: LinearAttention(E, H, rope(), core="unitary"), "core cannot be passed with an existing"),
-    (lambda: SoftmaxAttention(E, 4, rope()), "4 of dimension 4: pass num_heads=2 and embed_dim=16"),
-    (lambda: SoftmaxAttention(E, H, rope(), causal=False), "the encoding has causal=True"),
-    (
-        lambda: LinearAttention(E, H, "rope", causal=True)(Q[0]),
-        "the last is embed_dim 16, not shape (2, 3, 8)",
-    ),
+    (lambda: LinearAttention(E, H, small(), core="unitary"), "core cannot be passed with an existing"),
+    (lambda: SoftmaxAttention(E, 4, small()), "4 of dimension 4: pass num_heads=2 and embed_dim=16"),
+    (lambda: SoftmaxAttention(E, H, small(), causal=False), "the encoding has causal=True"),
+    (lambda: LinearAttention(E, H, small())(Q[0]), "the last is embed_dim 16, not shape (2, 3, 8)"),
     *(
         (lambda m=mask, o=options: rope_attention()(X, key_padding_mask=m, **o), message)
         for mask, options, message in (
@@ -227,11 +219,8 @@ WRONG = [  # (call, part of the message)
         (lambda k=keys: rope_attention()(X, keys=k), f"shape (2, 3, 16) of x, not {tuple(keys.shape)}")
         for keys in (X[:, :2], X[:1])
     ),
-    (lambda: build_encoding("per", num_heads=H, head_dim=D, causal=True)(Q, Q, -1), "must not be negative"),
-    (
-        lambda: build(LinearAttention, "none", linear_norm="layernorm", feature_map="exp"),
-        "denominator or content",
-    ),
+    (lambda: small("per")(Q, Q, -1), "must not be negative"),
+    (lambda: LinearAttention(E, H, small(), **EXP_LAYERNORM), "denominator or content"),
 ]
 
 
