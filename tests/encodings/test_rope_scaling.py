@@ -34,11 +34,8 @@ CASES = [
     ("retnet", {}),
     ("fox_rope", {}),
     ("p_rope", {}),
-    *(
-        ("lrpe", {"core": core, "learn_theta": x})
-        for core in ("unitary", "orthogonal", "mixed")
-        for x in (0, 1)
-    ),
+    *(("lrpe", {"core": core}) for core in ("unitary", "orthogonal", "mixed")),
+    *(("lrpe", {"core": core, "learn_theta": True}) for core in ("unitary", "orthogonal", "mixed")),
     ("lrpe", {"core": "unitary", "rotation": "fft"}),
     ("lrpe", {"core": "unitary", "theta_type": "c"}),
     ("lrpe_decay", {}),
@@ -49,10 +46,10 @@ every = pytest.mark.parametrize("name, options", CASES, ids=str)
 scaled = pytest.mark.parametrize("scaling", SCALINGS, ids=str)
 
 
-def build(name, scaling=None, causal=True, **options):
+def build(name, scaling=None, **options):
     """Returns an encoding with different angles in each head and of both signs, if they are learned."""
     torch.manual_seed(0)
-    shared = {"num_heads": H, "head_dim": D, "causal": causal, "layers": 3}
+    shared = {"num_heads": H, "head_dim": D, "causal": True, "layers": 3}
     encoding = build_encoding(name, **shared, **options).double().eval()
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -110,11 +107,8 @@ def encoded(encoding, x, offset, length):
         if encoding.name in ("lrpe", "lrpe_decay") and encoding.core == "unitary":
             z = torch.fft.fft(row, norm="ortho") if encoding.rotation == "fft" else row + 0j
             z = z * torch.exp(1j * s * angles)
-            row = (
-                torch.view_as_real(z).flatten(-2)
-                if encoding.rotation == "fft"
-                else torch.cat([z.real, z.imag], -1)
-            )
+            parts = torch.cat([z.real, z.imag], -1)
+            row = torch.view_as_real(z).flatten(-2) if encoding.rotation == "fft" else parts
         else:
             n = 2 * angles.size(-1)
             row = torch.cat([rotated(row[..., :n], s * angles), row[..., n:]], dim=-1)
@@ -168,11 +162,9 @@ def test_decoding_equals_the_whole_sequence(name, options, scaling):
         assert_same(steps, whole, 1e-8)
         if scaling.type == "dynamic":
             assert not torch.allclose(module(x)[:, :M], whole)
-            with pytest.raises(
-                ValueError, match=r"cached keys do not have after 5 positions: use ntk"
-            ) as raised:
+            message = r"^.*cached keys do not have after 5 positions: use ntk.*\Z"  # one line
+            with pytest.raises(ValueError, match=message):
                 module(x[:, M : M + 1], state=state)
-            assert "\n" not in str(raised.value)
 
 
 @every
@@ -219,24 +211,16 @@ def test_other_encodings_are_refused(name):
 
 def test_permutations_and_images_are_refused():
     shared = {"num_heads": H, "head_dim": D, "causal": False}
-    for encoding in (
-        build_encoding("lrpe", core="permutation", **shared),
-        build_encoding("rope_mixed", axes=2, **shared),
-    ):
+    for name, option in (("lrpe", {"core": "permutation"}), ("rope_mixed", {"axes": 2})):
+        model = nn.ModuleList(build_encoding(x, **shared, **y) for x, y in (("rope", {}), (name, option)))
         with pytest.raises(ValueError, match="has no rotation angles that can be scaled: for rope scaling"):
-            scale_rotations(
-                nn.ModuleList([build_encoding("rope", **shared), encoding]), RopeScaling("ntk", 2)
-            )
+            scale_rotations(model, RopeScaling("ntk", 2))
 
 
 def test_explicit_positions():
     """With all keys in each call, dynamic scaling works step by step; with cached keys it is refused."""
-    encoding, q, k = (
-        build("rope", RopeScaling("dynamic", None, M)),
-        randn(1, H, L, D),
-        randn(1, H, L, D, seed=1),
-    )
-    places = torch.arange(L)
+    encoding, places = build("rope", RopeScaling("dynamic", None, M)), torch.arange(L)
+    q, k = randn(2, 1, H, L, D)
     whole, keys = apply_encoding(encoding, q, k, places)
     last, again = apply_encoding(encoding, q[:, :, -1:], k, places[-1:], places)
     assert_same([last, again], [whole[:, :, -1:], keys])
