@@ -1,14 +1,12 @@
 """The documentation site: mkdocs builds it without warnings, its links are valid, and it needs no network."""
 
-import os
 import re
-import subprocess
 from collections import defaultdict
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from support.tiny import BIN, REPOSITORY
+from support.tiny import BIN, REPOSITORY, run_command
 
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.positions import POSITIONS
@@ -42,10 +40,8 @@ def site(tmp_path_factory):
     """Returns the folder of the site, built from the repository."""
     folder = tmp_path_factory.mktemp("site")
     words = "-m mkdocs build --strict --site-dir".split()  # --quiet hides warnings
-    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an announcement of the theme
-    done = subprocess.run(
-        [BIN / "python", *words, folder], cwd=REPOSITORY, env=env, capture_output=True, text=True
-    )
+    hidden = {"NO_MKDOCS_2_WARNING": "1"}  # an announcement of the theme
+    done = run_command(BIN / "python", *words, folder, **hidden)
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
     return folder
 

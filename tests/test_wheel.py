@@ -1,12 +1,10 @@
 """The wheel: its content, and commands of a package that was installed from it, outside of a checkout."""
 
-import os
 import shutil
-import subprocess
 import zipfile
 
 import pytest
-from support.tiny import BIN, REPOSITORY, succeeded
+from support.tiny import BIN, REPOSITORY, run_command, succeeded
 
 pytestmark = pytest.mark.slow
 
@@ -15,11 +13,6 @@ SMALL = (
     "updates=2 train.save_interval_updates=2 train.decoder_layers=1 train.decoder_embed_dim=8 "
     "train.decoder_ffn_embed_dim=8 train.decoder_attention_heads=2"
 ).split()
-
-
-def python(folder, *words, **environ):
-    words = [BIN / "python", *map(str, words)]
-    return subprocess.run(words, cwd=folder, env={**os.environ, **environ}, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +25,8 @@ def wheel(tmp_path_factory):
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, folder)
     (folder / "configs/cluster.yaml").write_text("partition: mine\n")  # local settings
-    succeeded(python(folder, "setup.py", "-q", "bdist_wheel", "--dist-dir", folder / "dist"))
+    words = ["setup.py", "-q", "bdist_wheel", "--dist-dir", folder / "dist"]
+    succeeded(run_command(BIN / "python", *words, folder=folder))
     [path] = (folder / "dist").glob("*.whl")
     return path
 
@@ -58,15 +52,16 @@ def test_content(wheel):
 
 
 def test_commands_outside_of_a_checkout(installed, data_bin, tmp_path):
-    environ = {"PYTHONPATH": str(installed), "COLUMNS": "200"}
-    done = python(tmp_path, "-m", "fairseq_lrpe", "table", "quickstart", "--cpu", **environ)
+    options = {"folder": tmp_path, "PYTHONPATH": str(installed), "COLUMNS": "200"}
+    words = ["-m", "fairseq_lrpe", "table", "quickstart", "--cpu"]
+    done = run_command(BIN / "python", *words, **options)
     message = f"lm/quickstart is skipped: {tmp_path}/data/text/bin lacks dict.txt"
     assert done.returncode == 1 and message in done.stderr
     assert "`lrpe prepare text` prepares it" in done.stderr
     assert not list(tmp_path.iterdir())
 
-    words = ["table", "quickstart", "--cpu", "--methods", "rope", f"data={data_bin}", *SMALL]
-    done = python(tmp_path, "-m", "fairseq_lrpe", *words, **environ)
+    words += ["--methods", "rope", f"data={data_bin}", *SMALL]
+    done = run_command(BIN / "python", *words, **options)
     assert done.returncode == 0 and "| linear | RoPE |" in done.stdout, done.stderr + done.stdout
     [record] = tmp_path.glob("results/lm/quickstart/linear_rope/**/evaluation.json")
     assert "perplexity" in record.read_text()

@@ -1,17 +1,13 @@
 """User-defined encodings: README's examples, and broken ones that the contract tests must detect."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import test_contract
 import torch
 from support.documents import block
-from support.tiny import BIN, REPOSITORY, train_flags
+from support.tiny import BIN, REPOSITORY, run_command, succeeded, train_flags
 from test_contract import Case
 
 from fairseq_lrpe.encodings import ENCODINGS, START, Encoding
@@ -33,16 +29,9 @@ def extended(tmp_path_factory):
     return folder
 
 
-def run(folder, *command):
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.run(
-        list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, errors="replace"
-    )
-
-
 def test_readme_encodings_pass_the_contract(extended):
     program = "import pytest; [pytest.main(['-q', '--encoding', name]) for name in ('forget', 'distance')]"
-    done = run(extended, BIN / "python", "-c", program)
+    done = run_command(BIN / "python", "-c", program, folder=extended, PYTHONPATH=str(extended))
     results = re.findall(r"^=* ?(\d+) passed(?:, \d+ warnings?)? in", done.stdout, re.MULTILINE)
     assert len(results) == 2 and min(map(int, results)) >= 12, done.stdout[-3000:]
 
@@ -50,8 +39,7 @@ def test_readme_encodings_pass_the_contract(extended):
 def test_readme_decay_trains_in_softmax_attention(extended, data_bin, tmp_path):
     flags = train_flags(data_bin, "softmax_lm_forget", tmp_path, "--max-update", 2, "--forget-rate", 0.5)
     flags[flags.index("--user-dir") + 1] = extended / "fairseq_lrpe"
-    done = run(extended, Path(sys.executable).parent / "fairseq-train", *flags)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeeded(run_command("fairseq-train", *flags, folder=extended, PYTHONPATH=str(extended)))
     model = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["model"]
     rate = model["decoder.layers.0.self_attn.encoding.rate"]
     assert (rate - 0.5).abs().max() < 0.1 and (rate != 0.5).all()

@@ -25,13 +25,14 @@ FLAGS = (
 ).split()
 
 
-def run_command(name, *arguments, text=None):
-    """Runs a command such as fairseq-train in the root of the repository, with ``text`` as standard input.
+def run_command(name, *arguments, text=None, folder=REPOSITORY, **environment):
+    """Runs a command such as fairseq-train in a folder, with ``text`` as standard input.
 
     The command runs as a fork (see forks.py), or in a new process if its name is given as ``BIN / name``.
+    ``environment`` is variables that are set in addition to those of this process.
     """
-    command = [Path(sys.executable).parent / name, *map(str, arguments)]
-    return subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True, text=True)
+    command, env = [Path(sys.executable).parent / name, *map(str, arguments)], os.environ | environment
+    return subprocess.run(command, cwd=folder, env=env, input=text, capture_output=True, text=True)
 
 
 def run_here(main, *arguments):

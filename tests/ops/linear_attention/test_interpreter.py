@@ -1,13 +1,11 @@
 """Runs the fla backend without a GPU, in Triton's interpreter."""
 
-import os
 import re
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.tiny import BIN, REPOSITORY
+from support.tiny import BIN, run_command
 
 pytestmark = pytest.mark.slow
 CASES = Path(__file__).with_name("interpreted_cases.py")
@@ -17,8 +15,8 @@ CASES = Path(__file__).with_name("interpreted_cases.py")
     not (find_spec("fla") and find_spec("triton")), reason="needs triton and flash-linear-attention"
 )
 def test_kernels_agree_with_the_definition():
-    command = [BIN / "python", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", CASES]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTEST_ADDOPTS": ""}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    words = ["-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", CASES]
+    environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTEST_ADDOPTS": ""}
+    done = run_command(BIN / "python", *words, **environment)
     failed = re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE)
     assert done.returncode == 0, "\n".join([*failed, done.stdout, done.stderr])
