@@ -83,9 +83,8 @@ def test_tables_of_consecutive_positions():
         assert table.equal(whole[offset : offset + length])
         assert table.untyped_storage().nbytes() <= 4 * max(256, length) * 3 * dtype.itemsize
     index = torch.tensor([[FAR, 2], [9, FAR + 1]])
-    assert cached_phases(frequencies, PositionIndex(index, index, FAR + 1), 2, dtype, device).equal(
-        whole[index]
-    )
+    table = cached_phases(frequencies, PositionIndex(index, index, FAR + 1), 2, dtype, device)
+    assert table.equal(whole[index])
 
 
 @pytest.mark.parametrize("name", ["cape", "complex_order", "concatenation"])

@@ -361,10 +361,8 @@ def test_attention_masks_of_hugging_face():
     names, tokens = hugging_face(), torch.randint(99, (2, 8))
     model = names["model"]
     window = (visible(True, 8) & ~visible(True, 8).tril(-3)).expand(2, 1, 8, 8)
-    boolean, added = (
-        model(tokens, attention_mask=mask).logits
-        for mask in (window, torch.where(window, 0.0, -1e9).double())
-    )
+    masks = window, torch.where(window, 0.0, -1e9).double()
+    boolean, added = (model(tokens, attention_mask=mask).logits for mask in masks)
     assert_same(boolean, added)
     assert not torch.allclose(boolean, model(tokens).logits)
     index = PositionIndex(torch.arange(8), torch.arange(8), 7)
@@ -445,9 +443,8 @@ def test_gradients_of_each_sample_and_export(name, options):
     module(x)  # caches the tables
     actual = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
     for i in range(3):
-        gradients = torch.autograd.grad(
-            module(x[i : i + 1]).square().sum(), list(parameters.values()), materialize_grads=True
-        )
+        leaves, alone = list(parameters.values()), module(x[i : i + 1]).square().sum()
+        gradients = torch.autograd.grad(alone, leaves, materialize_grads=True)
         assert_same([actual[key][i] for key in parameters], list(gradients))
     exported = torch.export.export(module, (x,)).module()
     assert_same(exported(x), module(x))

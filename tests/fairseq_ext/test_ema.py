@@ -5,9 +5,8 @@ import torch
 from fairseq.checkpoint_utils import save_ema_as_checkpoint
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema import build_ema
-from fairseq_cli import eval_lm
-from support.commands import assert_same_weights, load_last_checkpoint
-from support.tiny import PLUGIN, run_here, succeeded
+from support.commands import assert_same_weights, evaluated_loss, load_last_checkpoint
+from support.tiny import succeeded
 from support.tiny_models import build_small
 
 ARCHITECTURES = {
@@ -53,37 +52,38 @@ def test_average_of_every_family(arch, half):
     assert {x.dtype for x in ema.get_model().parameters()} == {x.dtype for x in model.parameters()}
 
 
+def average_in(folder):
+    return load_last_checkpoint(folder)["extra_state"]["ema"]
+
+
 FLAGS = ["--share-decoder-input-output-embed", "--no-epoch-checkpoints", "--disable-validation"]
 EMA = ["--store-ema", "--ema-decay", 0.6, "--ema-start-update", 3, "--ema-update-freq", 2]
 
 
-def test_training_with_an_average(train, data_bin, tmp_path):
+def test_training_with_an_average(train, data_bin, tmp_path, caplog):
     """Training, resuming, evaluation, and training from an average or without one."""
     arch, whole, resumed = "linear_lm_per", tmp_path / "whole", tmp_path / "resumed"
     flags = [*FLAGS, *EMA]
     succeeded(train(arch, whole, *flags, "--save-interval-updates", 1, "--max-update", 7))
     states = [torch.load(whole / f"checkpoint_1_{n}.pt", weights_only=True)["model"] for n in range(1, 8)]
-    last = load_last_checkpoint(whole)
-    assert_equal(last["extra_state"]["ema"], average(states, 0.6, start=3, frequency=2), 1e-6)
+    expected = average_in(whole)
+    assert_equal(expected, average(states, 0.6, start=3, frequency=2), 1e-6)
 
     for updates in (3, 7):
         succeeded(train(arch, resumed, *flags, "--max-update", updates))
     assert_same_weights(whole, resumed)
-    assert_equal(load_last_checkpoint(resumed)["extra_state"]["ema"], last["extra_state"]["ema"], 0)
+    assert_equal(average_in(resumed), expected, 0)
 
     save_ema_as_checkpoint(str(whole / "checkpoint_last.pt"), str(tmp_path / "average.pt"))
-    words = [data_bin, "--user-dir", PLUGIN, "--cpu", "--batch-size", 4, "--tokens-per-sample", 32]
-    succeeded(run_here(eval_lm.cli_main, *words, "--path", tmp_path / "average.pt"))
+    evaluated_loss(caplog, data_bin, tmp_path / "average.pt", "--batch-size", 4, "--tokens-per-sample", 32)
 
     seed = ["--ema-seed-model", whole / "checkpoint_last.pt", "--store-ema", "--ema-decay", 1]
     succeeded(train(arch, tmp_path / "seeded", *FLAGS, *seed, "--max-update", 1))
-    assert_equal(
-        load_last_checkpoint(tmp_path / "seeded")["extra_state"]["ema"], last["extra_state"]["ema"], 0
-    )
+    assert_equal(average_in(tmp_path / "seeded"), expected, 0)
 
     plain = tmp_path / "plain"
     succeeded(train(arch, plain, *FLAGS, "--max-update", 2))
     before = load_last_checkpoint(plain)["model"]
     succeeded(train(arch, plain, *FLAGS, "--store-ema", "--ema-decay", 0.25, "--max-update", 3))
-    after = load_last_checkpoint(plain)
-    assert_equal(after["extra_state"]["ema"], average([before, after["model"]], 0.25), 1e-6)
+    after = load_last_checkpoint(plain)["model"]
+    assert_equal(average_in(plain), average([before, after], 0.25), 1e-6)

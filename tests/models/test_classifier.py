@@ -19,7 +19,7 @@ SMALL = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32, "encoder_attentio
 GREY = {"mean": 122.6, "std": 61.0}
 
 
-def build(arch, types=24, labels=3, pooling="mean", pairs=None, pixels=None, longest=64, **flags):
+def build(arch, types=24, labels=3, pooling="mean", pairs=None, pixels=None, **flags):
     """A float64 model in evaluation mode, with a dictionary of ``types`` types."""
     task = task_of(
         dictionary_of(types),
@@ -27,7 +27,7 @@ def build(arch, types=24, labels=3, pooling="mean", pairs=None, pixels=None, lon
         labels=list(range(labels)),
         joined=pairs == "joined",
         apart=pairs == "apart",
-        max_positions=lambda: longest,
+        max_positions=lambda: 64,
         cfg=SimpleNamespace(pooling=pooling),
     )
     torch.manual_seed(0)
@@ -105,9 +105,7 @@ def test_batch_norm_formula():
     expected = expected.masked_fill(norm.padding.T[..., None], 0)
     assert_same(out, expected)
     inputs, outer = (x, norm.weight, norm.bias), randn(7, 3, 4, seed=3)
-    gradients = [torch.autograd.grad(y, inputs, outer, retain_graph=True) for y in (out, expected)]
-    for found, wanted in zip(*gradients, strict=True):
-        assert_same(found, wanted)
+    assert_same(*(torch.autograd.grad(y, inputs, outer, retain_graph=True) for y in (out, expected)))
     mean, var = mean.detach(), var.detach()
     assert_same(norm.running_mean, 0.1 * mean)
     assert_same(norm.running_var, 0.9 + 0.1 * real.detach().var(0))

@@ -53,9 +53,7 @@ def test_copying_formula():
     assert_same(p, expected)
     assert_same(model.get_normalized_probs(out, log_probs=True), (expected + 1e-6).log())
     parameters, outer = list(model.parameters()), randn(3, 5, 24)
-    found, wanted = (torch.autograd.grad(x, parameters, outer, retain_graph=True) for x in (p, expected))
-    for one, other in zip(found, wanted, strict=True):
-        assert_same(one, other)
+    assert_same(*(torch.autograd.grad(x, parameters, outer, retain_graph=True) for x in (p, expected)))
 
 
 def test_probabilities_sum_to_1():

@@ -80,10 +80,8 @@ def test_rotate_pairs_accepts_any_memory_layout():
     x, angles = torch.randn(2, 3, 4, 6), torch.randn(4, 3)
     table = torch.polar(torch.ones_like(angles), angles)
     transposed = x.transpose(-1, -2).contiguous().transpose(-1, -2)
-    odd_rows, odd_start = (
-        torch.cat([x, x[..., :1]], dim=-1)[..., :6],
-        torch.cat([x[..., :1], x], dim=-1)[..., 1:],
-    )
+    odd_rows = torch.cat([x, x[..., :1]], dim=-1)[..., :6]
+    odd_start = torch.cat([x[..., :1], x], dim=-1)[..., 1:]
     for view in (transposed, odd_rows, odd_start):
         assert rotate_pairs(view, table).equal(rotate_pairs(x, table))
 

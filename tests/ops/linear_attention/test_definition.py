@@ -130,9 +130,8 @@ def test_small_and_negative_denominators_are_clamped_at_eps(backend, eps, causal
 
     shared = {"causal": causal, "normalize": True, "eps": eps}
     expected = results(inputs, definition, **shared)
-    for ours, exact in zip(
-        results(inputs, backend=backend, chunk_size=CHUNK, **shared), expected, strict=True
-    ):
+    found = results(inputs, backend=backend, chunk_size=CHUNK, **shared)
+    for ours, exact in zip(found, expected, strict=True):
         assert_same(ours / exact.abs().max(), exact / exact.abs().max())
 
 
@@ -169,17 +168,16 @@ def test_half_precision_is_summed_and_returned_in_float32(backend, causal, dtype
     """Results exceed the range of float16. Autocast does not change those of inputs in float32."""
     q, k, v = (10 * torch.rand(1, 2, 300, 8).to(dtype) for _ in range(3))
     log_decay = torch.tensor([-0.01, -0.3], dtype=dtype) if causal else None
-    shared = {"causal": causal, "normalize": False, "backend": backend, "log_decay": log_decay}
-    out, state = linear_attention(q, k, v, return_state=True, **shared)
+    shared = {"causal": causal, "normalize": False}
+    options = shared | {"backend": backend, "log_decay": log_decay}
+    out, state = linear_attention(q, k, v, return_state=True, **options)
     assert {x.dtype for x in (out, *state)} == {torch.float32}
-    exact = log_decay if log_decay is None else log_decay.double()
-    expected, *_ = definition(
-        *(x.double() for x in (q, k, v)), causal=causal, normalize=False, log_decay=exact
-    )
+    shared["log_decay"] = None if log_decay is None else log_decay.double()
+    expected, *_ = definition(q.double(), k.double(), v.double(), **shared)
     assert expected.max() > torch.finfo(torch.float16).max
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-3)
     with torch.autocast("cpu", dtype=dtype):
-        assert_same(linear_attention(q.float(), k.float(), v.float(), **shared), out, 1e-5)
+        assert_same(linear_attention(q.float(), k.float(), v.float(), **options), out, 1e-5)
 
 
 @pytest.mark.parametrize("decay", [None, torch.tensor([-0.1])], ids=["plain", "decay"])
