@@ -95,15 +95,6 @@ def test_angle_of_zero(scaling):
     assert found[0] == 0 and gradient.isfinite().all()
 
 
-def test_lowest_and_highest_angle():
-    """All scalings interpolate the longest wavelengths; all except linear keep the shortest one."""
-    theta = rotary_frequencies("a", 64, 128, 512)
-    for name in set(SCALINGS) - {"dynamic"}:
-        ratio = RopeScaling(name, 4, 2048).scale(theta, 128) / theta
-        assert ratio[-1].item() == pytest.approx(1 / 4, rel=1e-12)
-        assert ratio[0].item() == pytest.approx(1 / 4 if name == "linear" else 1, rel=1e-12)
-
-
 def test_factor_one_changes_nothing():
     theta = rotary_frequencies("a", 16, 32, 512)
     for name in SCALINGS:
