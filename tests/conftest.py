@@ -49,9 +49,8 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    items.sort(
-        key=lambda item: item.path.name != "test_slurm.py"
-    )  # jobs wait, so other tests run beside them
+    # The jobs of SLURM wait, so that other tests run beside them.
+    items.sort(key=lambda item: item.path.name != "test_slurm.py")
     if name := config.getoption("--encoding"):
         items[:] = [x for x in items if x.callspec.params["case"].encoding == name]
 

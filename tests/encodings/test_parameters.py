@@ -135,16 +135,15 @@ def test_initial_values():
             assert 0.015 < parameter.std() < 0.025, name
         else:
             assert (parameter == (name == "norm.weight")).all(), name
-    # FIRE's threshold is a quarter of the positions, and its perceptron is initialized as torch's layers.
-    fire = build("fire", max_positions=2048, heads=8)
+    # FIRE's threshold is a quarter of the positions.
+    fire, dape = build("fire", max_positions=2048, heads=8), build("dape", heads=8)
     assert fire.c == 0.1 and fire.multiplier == 1 and fire.threshold == 512
-    for x, most in ((fire.hidden_weight, 1), (fire.hidden_bias, 1), (fire.output_weight, 32**-0.5)):
-        assert 0.8 * most < x.abs().max() <= most
     assert build("fire", max_positions=3).threshold == 1
-    # DAPE's perceptron is initialized as torch's layers.
-    dape = build("dape", heads=8)
-    for x, most in ((dape.hidden_weight, 1 / 4), (dape.hidden_bias, 1 / 4), (dape.output_weight, 32**-0.5)):
-        assert 0.8 * most < x.abs().max() <= most
+    # The perceptrons are initialized as torch's layers.
+    for encoding, first in ((fire, 1), (dape, 1 / 4)):
+        most = {"hidden_weight": first, "hidden_bias": first, "output_weight": 32**-0.5}
+        for name, bound in most.items():
+            assert 0.8 * bound < getattr(encoding, name).abs().max() <= bound
     check_uniform(build("dape", heads=1000).prior.bias_p, 0.01, 2)
     assert build("fope", max_positions=3).length == 3 and build("fope", length=5).length == 5
     # 16 of 32 frequencies are at least 2π/512.

@@ -25,9 +25,7 @@ CASES += [
 ]
 CASES += [("softmax_transformer_shaw_values", CROSS_SELF)]
 CASES += [("linear_transformer_tmlr_type1", {**LINEAR_DECODER, **CROSS_SELF})]
-every = pytest.mark.parametrize(
-    "arch, flags", CASES, ids=lambda x: x if isinstance(x, str) else "-".join(map(str, x.values()))
-)
+every = pytest.mark.parametrize("arch, flags", CASES, ids=str)
 
 
 def tiny_task():
