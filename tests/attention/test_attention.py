@@ -101,10 +101,7 @@ def definition(module, x, padding=None, linear_norm=None, feature_map="elu"):
     return rows @ module.out_proj.weight.T + module.out_proj.bias
 
 
-every = pytest.mark.parametrize("attention, name, causal, kwargs", KINDS)
-
-
-@every
+@pytest.mark.parametrize("attention, name, causal, kwargs", KINDS)
 @pytest.mark.parametrize("long", [False, True])
 def test_outputs_and_gradients_match_definition(attention, name, causal, kwargs, long, monkeypatch):
     """In long sequences, some recompute the encoding in the backward pass, and others pad the values."""

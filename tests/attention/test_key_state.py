@@ -28,7 +28,6 @@ CASES = [  # encoding, options; there is no decay, or one of the shape
     ("gla", {"linear_norm": "content"}),
     ("roper", {}),
 ]
-every = pytest.mark.parametrize("name, options", CASES)
 
 
 def build(name, **options):
@@ -51,7 +50,7 @@ def decode(module, tokens):
         yield out, state, module(x, key_padding_mask=padding)[:, -1:]
 
 
-@every
+@pytest.mark.parametrize("name, options", CASES)
 def test_steps_match_definition(name, options):
     """Outputs and gradients across the step in which keys become sums, with padding and reordered rows.
 

@@ -223,12 +223,6 @@ def test_parameters_of_long_range_arena(task):
     assert counts == [base, type1 or base + layers * (width // heads + 2 * width)]
 
 
-def write_vectors(path, width=16):
-    vectors = {word: [i + 0.5 * j for j in range(width)] for i, word in enumerate(("w0", "w1", "a b"))}
-    path.write_text("".join(" ".join([word, *map(str, vector)]) + "\n" for word, vector in vectors.items()))
-    return vectors
-
-
 def test_word_vectors_are_copied(tmp_path):
     model = build("linear_classifier_rope")
     dictionary = Dictionary()
@@ -236,7 +230,9 @@ def test_word_vectors_are_copied(tmp_path):
         dictionary.add_symbol(word)
     embedding = model.encoder.embed_tokens.embedding
     before = embedding.weight.clone()
-    vectors = write_vectors(tmp_path / "v.txt")
+    vectors = {word: [i + 0.5 * j for j in range(16)] for i, word in enumerate(("w0", "w1", "a b"))}
+    lines = [" ".join([word, *map(str, vector)]) for word, vector in vectors.items()]
+    (tmp_path / "v.txt").write_text("\n".join(lines) + "\n")
     model.load_word_vectors(dictionary, tmp_path / "v.txt")
     for word in ("w0", "a b"):
         assert embedding.weight[dictionary.index(word)].tolist() == vectors[word]

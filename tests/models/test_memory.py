@@ -18,12 +18,7 @@ RELATIVE = [
 ]
 ARCHITECTURES = architectures("lm", RELATIVE)
 SOME = [arch for arch in architectures("lm") if not arch.endswith("tupe_r")]
-UNSHIFTABLE = (
-    "linear_lm_spe",
-    "linear_lm_conv_spe",
-    "linear_lm_selective_rope",
-    "linear_lm_selective_rope_fox",
-)
+UNSHIFTABLE = [f"linear_lm_{name}" for name in "spe conv_spe selective_rope selective_rope_fox".split()]
 SHIFTABLE = [arch for arch in ARCHITECTURES if arch.startswith("linear") and arch not in UNSHIFTABLE]
 LENGTH = 24
 

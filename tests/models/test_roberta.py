@@ -26,7 +26,6 @@ DECODER = {"mask_decoder": True, "token_positions": "none"}
 CASES = [(arch, {}) for arch in BIDIRECTIONAL]
 CASES += [("linear_roberta_base", {"token_positions": positions}) for positions in TOKEN_POSITIONS]
 CASES += [(f"softmax_roberta_{name}", DECODER) for name in ("deberta", "tupe_r")]
-every = pytest.mark.parametrize("arch, flags", CASES, ids=str)
 
 
 def tiny_task():
@@ -58,7 +57,7 @@ def test_causal_encodings_are_rejected():
         build("softmax_roberta_cope")
 
 
-@every
+@pytest.mark.parametrize("arch, flags", CASES, ids=str)
 @torch.no_grad()
 def test_padding_does_not_change_outputs(arch, flags):
     model = build(arch, **flags)

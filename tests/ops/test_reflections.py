@@ -10,10 +10,6 @@ from fairseq_lrpe.ops.reflections import ReflectedKeys
 B, H, D = 2, 2, 6
 
 
-def directions(length, seed=0):
-    return torch.nn.functional.normalize(randn(B, H, length, D, seed=seed), dim=-1)
-
-
 def definition(q, k, u, first):
     """Returns the scores, 0 after the query, and the keys after the last position."""
     before, rows = k.size(2) - u.size(2), []
@@ -42,10 +38,9 @@ def test_scores_and_gradients_match_definition(monkeypatch, rows, blocks, keys, 
     monkeypatch.setattr(reflections, "_BLOCK_SIZE", rows)
     monkeypatch.setattr(reflections, "_MERGED_BLOCKS", blocks)
     beta = 2 * randn(B, H, keys - before, 1, seed=3).sigmoid()  # ‖u‖² is from 0 to 2
-    u = directions(keys - before) * beta.sqrt()
-    q, k, u = leaves = [
-        x.requires_grad_() for x in (randn(B, H, queries, D), randn(B, H, keys, D, seed=1), u)
-    ]
+    u = torch.nn.functional.normalize(randn(B, H, keys - before, D), dim=-1) * beta.sqrt()
+    q, k = randn(B, H, queries, D), randn(B, H, keys, D, seed=1)
+    leaves = [x.requires_grad_() for x in (q, k, u)]
     seen = torch.ones(queries, first + queries, dtype=torch.bool).tril(first)
     reflected = ReflectedKeys(k, u)
     found = reflected.scores(q, first).masked_fill(~seen, 0.0), reflected.final_keys()
