@@ -88,10 +88,8 @@ def test_core_imports_torch_only(package):
     assert packages(paths) - ({"fla-core"} if package == "ops" else set()) == {"torch"}
 
 
-ORDER = (
-    *"utils data data_prep ops positions encodings methods config attention tasks fairseq_ext models".split(),
-    *"experiments benchmarks cli".split(),
-)
+ORDER = "utils data data_prep ops positions encodings methods config attention tasks fairseq_ext".split()
+ORDER += ["models", "experiments", "benchmarks", "cli"]
 """Packages and modules, each of which imports only those before it."""
 PARTS = ("definition", "execution", "estimation")
 """The same for subpackages of experiments."""

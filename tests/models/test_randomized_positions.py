@@ -73,8 +73,7 @@ def test_layers_share_a_draw(used, attention, family):
 
 
 @pytest.mark.parametrize(
-    "arch",
-    ["softmax_lm_rope", "linear_lm_alibi", "softmax_lm_xpos", "softmax_roberta_t5", "linear_roberta_rope"],
+    "arch", "softmax_lm_rope linear_lm_alibi softmax_lm_xpos softmax_roberta_t5 linear_roberta_rope".split()
 )
 def test_model_equals_that_of_a_padded_text(arch):
     """Without token positions, which do not count padding."""
@@ -82,9 +81,8 @@ def test_model_equals_that_of_a_padded_text(arch):
     model = build(arch, token_positions="none", dropout=0.0)
     sizes = {"max_target_positions": N, "tokens_per_sample": N} if family == "lm" else {"max_positions": N}
     plain = build(arch, token_positions="none", randomized_positions=0, **sizes)
-    plain.load_state_dict(
-        {**model.state_dict(), **{k: v for k, v in plain.state_dict().items() if "version" in k}}
-    )
+    versions = {name: x for name, x in plain.state_dict().items() if "version" in name}
+    plain.load_state_dict(model.state_dict() | versions)
     tokens = tokens_of(2, L)
     tokens[1, -3:] = PAD
     p = random_position_index(L, N, fixed=True).query_positions
@@ -128,10 +126,8 @@ def test_token_positions_of_fairseq(family, positions):
         if positions == "learned":
             expected = part.embed_positions.weight[PAD + 1 + p[column]]
         else:
-            angles = [
-                (p[column] + PAD + 1) * math.exp(-m * math.log(10000) / (width // 2 - 1))
-                for m in range(width // 2)
-            ]
+            number, half = p[column] + PAD + 1, width // 2
+            angles = [number * math.exp(-m * math.log(10000) / (half - 1)) for m in range(half)]
             expected = torch.tensor([f(a) for f in (math.sin, math.cos) for a in angles], dtype=torch.double)
         assert_same(found[row, column].double(), expected.double(), 1e-4)
     assert not found[1, -2:].any()
