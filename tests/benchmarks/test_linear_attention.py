@@ -27,11 +27,6 @@ def test_command(tmp_path, monkeypatch):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_lack_of_memory_is_an_error():
-    done = run_here(linear_attention.main, "--lengths", 10**15)
-    assert done.returncode and "out of memory" in done.stderr.strip().splitlines()[-1]
-
-
 def test_other_implementations_are_measured_if_one_lacks_memory(monkeypatch):
     def masked(q, k, v):
         raise torch.OutOfMemoryError

@@ -57,19 +57,6 @@ def test_generation(tmp_path):
     assert all(row["tokens/s"] == pytest.approx(1000 / row["ms a token"]) for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("main", "words", "message"),
-    [
-        (train.main, ["linear_lm_rop"], "'linear_lm_rop' (did you mean 'linear_lm_rope'?)"),
-        (train.main, ["linear_lm_base", *SMALL, "--length", 10**15], "out of memory: try smaller sizes"),
-        (generate.main, ["softmax_roberta_base"], "softmax_roberta_base does not generate text"),
-    ],
-)
-def test_errors(main, words, message):
-    done = run_here(main, *words)
-    assert done.returncode and message in done.stderr.strip().splitlines()[-1]
-
-
 def test_relative_speed_is_that_of_medians_in_interleaved_rounds(monkeypatch):
     """With a clock that counts 1 second for a step of the first model, and 4 for one of the second."""
     clock, order = [0], []

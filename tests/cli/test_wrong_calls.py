@@ -27,15 +27,46 @@ OVERRIDES = [
     ("starts_from=nosuch", "nosuch does not exist"),
     ("starts_from=lm/quickstart", "which is not trained: `lrpe train"),
     ("grid.train.seed=[1]", "train.seed cannot be set"),
-    ("train.arch=transformer_lm", "train: train.arch cannot be set, because lrpe"),
-    ("-- --max-update 9", "train: --max-update cannot be set, because lrpe"),
-    ("-- --reset-optimizer", "train: --reset-optimizer cannot be set, because lrpe"),
+    ("train.seed=3", "train.seed cannot be set, because lrpe"),
+    ("train.arch=transformer_lm", "train.arch cannot be set, because lrpe"),
+    ("-- --max-update 9", "--max-update cannot be set, because lrpe"),
+    ("-- --reset-optimizer", "--reset-optimizer cannot be set, because lrpe"),
+    ("train.shaw_k=4", "train.shaw_k is an option of the encoding shaw, not of rope"),
+    ("batch.totl=8", "'batch.totl' (did you mean 'batch.total'?): choose from total, per_gpu, unit"),
+    ("batch.per_gpu=0", "batch.per_gpu: input should be greater than 0"),
+    ("batch.per_gpu=3", "is not a multiple of one process × 3 sequences (batch.per_gpu) = 3: "),
+    ("evaluations.test.lenght=9", "evaluations.test.lenght: unknown key"),
     ("evaluations.test.context_window=256", "test.context_window must be below the 256 tokens"),
     ("evaluations.test.rope_scaling=yarn", "evaluations.test.rope_scaling needs evaluations.test.length"),
     ("train.rope_scaling=yarn:4", "yarn scaling needs the length in training, such as 512 in yarn:4:512"),
 ]
-RUN = "--cpu --results {results} data={data}"
-MEMORY = f"lm/transformer_xl_mini rope --attention softmax {RUN}"
+OPTIONS = "--cpu --results {results} data={data}"
+SOFTMAX = f"--attention softmax {OPTIONS}"
+TRAININGS = [
+    *((f"lm/mini rope {OPTIONS} {text}", part) for text, part in OVERRIDES),
+    ("../lm/mini rope", "unknown experiment '../lm/mini' (did you"),
+    ("lm/mini bsae", "unknown method 'bsae' (did you mean 'base'?): `lrpe methods` lists"),
+    ("lm/mini t5", "'t5' does not exist in linear attention: pass --attention softmax"),
+    ("roberta/mini fox --dry-run --attention softmax", "the method 'fox' works only in causal attention"),
+    ("transformer/multi30k alibi --dry-run", "the method 'alibi' works only in causal attention"),
+    ("lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
+    ("lm/mini base --results {results} --cpu --precision fp16", "--precision fp16 needs a GPU"),
+    ("lm/mini base --results {results} --cpu --gpus 1 --nodes 2", "--rendezvous HOST:PORT"),
+    ("lm/wikitext103 rope --dry-run --gpus 3", "128 sequences is not a multiple of 3 GPUs × 8 sequences "),
+    ("lm/wikitext103 rope --dry-run --gpus 8 --nodes 4", "of 32 GPUs × 8 sequences (batch.per_gpu) = 256"),
+    ("lm/books base --estimate --precision bf16", "--on v100 has no bf16: use"),
+    ("lm/books base --estimate data=nowhere", "the vocabulary is not known before the data is"),
+    ("speed/lm_mini rope --results {results} --cpu reference=nop", "did you mean 'nope'"),
+    ("speed/lm_mini rope --results {results} --cpu -- --clip-norm 1", "use train.clip_norm=VALUE instead of"),
+    (f"lm/mini shaw {SOFTMAX} train.shaw_k_after=-2", "shaw needs a k_after of at least 0"),
+    (
+        f"lm/mini alibi {OPTIONS} evaluations.test.rope_scaling=yarn evaluations.test.length=9",
+        "alibi has no rotation angles that can be scaled: for rope scaling, use one of",
+    ),
+    (f"lm/transformer_xl_mini rope {SOFTMAX} evaluations.test_m0.clamp=9", "set evaluations.test_m0.clamp=0"),
+    (f"lm/transformer_xl_mini xl {SOFTMAX} train.memory=state", "--memory state includes all previous pos"),
+    (f"lm/transformer_xl_mini xl {SOFTMAX} batch.unit=tokens", "memory_lm needs batch.unit=sequences"),
+]
 # Even root cannot write there.
 OUTPUTS = [
     ("train", "lm/mini rope --cpu data={data} --results=/dev/null/x", "is not a writable folder"),
@@ -43,30 +74,9 @@ OUTPUTS = [
     ("glue-submission", "{fine_tuned} --out=/dev/null/x/x.zip", "is not a writable folder"),
 ]
 CALLS = [
-    *(("train", f"lm/mini rope {RUN} {text}", part) for text, part in OVERRIDES),
-    ("train", "../lm/mini rope", "unknown experiment '../lm/mini' (did you"),
-    ("train", "lm/mini t5", "'t5' does not exist in linear attention: pass --attention softmax"),
     ("metods", "", "unknown command 'metods' (did you mean 'methods'?)"),
-    ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
-    ("train", "lm/mini base --results {results} --cpu --precision fp16", "--precision fp16 needs a GPU"),
-    ("train", "lm/mini base --results {results} --cpu --gpus 1 --nodes 2", "--rendezvous HOST:PORT"),
-    ("train", "speed/lm_mini rope --results {results} --cpu reference=nop", "did you mean 'nope'"),
-    (
-        "train",
-        "speed/roberta_mini rope --cpu --results {results} -- --encoder-normalize-before",
-        "the kind speed does not run fairseq-train: use train.encoder_normalize_before=VALUE ",
-    ),
-    ("train", f"lm/mini shaw --attention softmax {RUN} train.shaw_k_after=-2", "a k_after of at least 0"),
+    *(("train", *row) for row in TRAININGS),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
-    (
-        "train",
-        f"lm/mini alibi {RUN} evaluations.test.rope_scaling=yarn evaluations.test.length=32",
-        "alibi has no rotation angles that can be scaled: for rope scaling, use one of",
-    ),
-    ("train", f"{MEMORY} evaluations.test_m0.clamp=9", "set evaluations.test_m0.clamp=0"),
-    ("train", f"{MEMORY} batch.unit=tokens", "batch.unit=tokens: memory_lm needs batch.unit=sequences"),
-    ("train", "lm/books base --estimate --precision bf16", "--on v100 has no bf16: use"),
-    ("train", "lm/books base --estimate data=nowhere", "the vocabulary is not known before the data is"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini'"),
     (
         "table",
@@ -90,6 +100,10 @@ CALLS = [
     ("evaluate-synthetic", "{checkpoint} x test:", "expected a model of synthetic_lm"),
     ("evaluate-synthetic", "{checkpoint} x :num_items=4", "':num_items=4' has no name: expected NAME:SIZE"),
     ("evaluate-synthetic", "{checkpoint} README.md test:", "README.md is not a writable folder"),
+    ("bench", "train linear_lm_rop", "'linear_lm_rop' (did you mean 'linear_lm_rope'?)"),
+    ("bench", f"train linear_lm_base --batch-size 1 --length {10**15}", "out of memory: try smaller sizes"),
+    ("bench", "generate softmax_roberta_base", "softmax_roberta_base does not generate text"),
+    ("bench", f"linear-attention --lengths {10**15}", "out of memory"),
     ("synthetic", "search --tokens-per-sample 1", "is too short for search"),
     *OUTPUTS,
     ("glue-submission", "{fine_tuned} --out {data}", "is a folder: give the path of a file"),
@@ -120,9 +134,9 @@ def test_invalid_arguments(command, words, message, places, monkeypatch):
     first, *texts = words.split(" updates=!!")  # the override contains a space
     words = [*first.format(**places).split(), *(f"updates=!!{text}" for text in texts)]
     done = run_here(lrpe, command, *words)
-    last = done.stderr.strip().splitlines()[-1]
+    *usage, last = done.stderr.strip().splitlines()
     assert done.returncode != 0 and message in last, done.stderr
-    assert "Traceback" not in done.stderr and not places["results"].exists()
+    assert (not usage or usage[0].startswith("usage: ")) and not places["results"].exists(), done.stderr
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "prepare"])  # it lists the corpora
