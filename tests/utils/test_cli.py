@@ -1,12 +1,11 @@
 """Reading standard input, and messages after Ctrl-C."""
 
 import io
-import sys
 from contextlib import nullcontext
 
 import pytest
 
-from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error, read_stdin_lines, resumable
+from fairseq_lrpe.utils.cli import exit_on_error, read_stdin_lines, resumable
 
 
 def standard_input(content, encoding="utf-8"):
@@ -24,13 +23,6 @@ def test_invalid_bytes_are_rejected(monkeypatch):
     monkeypatch.setattr("sys.stdin", standard_input("caf\u00e9\n".encode("latin-1")))
     with pytest.raises(ValueError, match=r"standard input is not UTF-8 .*0xe9 in position 3.*: convert "):
         read_stdin_lines()
-
-
-def test_programs_that_read_standard_input_themselves_exit(monkeypatch):
-    monkeypatch.setattr("sys.stdin", standard_input("caf\u00e9\n".encode("latin-1")))
-    decode_stdin(SystemExit)  # as fairseq-interactive does
-    with pytest.raises(SystemExit, match="standard input is not UTF-8"):
-        sys.stdin.readline()
 
 
 @pytest.mark.parametrize(("block", "end"), [(nullcontext, ""), (lambda: resumable("go on"), "; go on")])
