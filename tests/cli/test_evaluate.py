@@ -85,16 +85,22 @@ def test_recorded_lengths_are_not_repeated(trained, measured):
     assert {path.name for path in before if after[path] != before[path]} <= {"lock"}
 
 
-def test_context_window_of_a_finished_run(trained, small, data_bin):
-    """Each block of 12 tokens is predicted with 20 tokens of context."""
-    before = read(trained)["evaluations"]
-    more = output_of(train.main, *small, "evaluations.window={split: test, context_window: 20}")
-    assert "fairseq-train" not in more
+def test_additional_evaluations_of_a_finished_run(trained, small, data_bin):
+    """Nothing is trained. Each block of 12 tokens is predicted with 20 tokens of context."""
+    path, before = trained / "checkpoints/checkpoint_best.pt", read(trained)["evaluations"]
+    words = [*small, "evaluations.window={split: test, context_window: 20}"]
+    words += ["evaluations.dynamic={split: test, length: 64, rope_scaling: dynamic}"]
+    assert "fairseq-train" not in output_of(train.main, *words)
     after = read(trained)["evaluations"]
-    window = after["window"]
-    assert after == {**before, "window": window} and window["settings"]["context_window"] == 20
-    expected, tokens = perplexity(trained / "checkpoints/checkpoint_best.pt", data_bin, 12, window=20)
+    window, dynamic = after["window"], after["dynamic"]
+    assert after == {**before, "window": window, "dynamic": dynamic}
+    assert (window["settings"]["context_window"], dynamic["settings"]["rope_scaling"]) == (20, "dynamic")
+    expected, tokens = perplexity(path, data_bin, 12, window=20)
     assert window["perplexity"] == pytest.approx(expected, abs=0.006) and window["tokens"] == tokens
+    expected, _ = perplexity(path, data_bin, 64, scaling=RopeScaling("dynamic", None, 32))
+    assert dynamic["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
+    assert output_of(train.main, *small) == f"already finished: {trained}\n"
+    assert read(trained)["evaluations"] == after
 
 
 def error_of(folder, *lengths, rope_scaling=None):
@@ -172,16 +178,6 @@ def test_scaled_rotations(trained, data_bin, tmp_path, is_old):
         of = job.record["evaluations"]["test_96_ntk-8"]
         expected, _ = perplexity(path, data_bin, 96, scaling=RopeScaling("ntk", 8))
         assert of["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
-
-
-def test_scaled_rotations_in_a_yaml(trained, small, data_bin):
-    evaluation = "{split: test, length: 64, rope_scaling: dynamic}"
-    assert "fairseq-train" not in output_of(train.main, *small, f"evaluations.dynamic={evaluation}")
-    found = read(trained)["evaluations"]["dynamic"]
-    scaling = RopeScaling("dynamic", None, 32)
-    expected, _ = perplexity(trained / "checkpoints/checkpoint_best.pt", data_bin, 64, scaling=scaling)
-    assert found["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
-    assert found["settings"]["rope_scaling"] == "dynamic"
 
 
 def test_invalid_scaling_is_rejected_first(trained, tmp_path):

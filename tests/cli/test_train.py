@@ -15,7 +15,6 @@ from support.tiny import REPOSITORY, SMALL_LM, job_of, output_of, read, run_here
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.execution import run_directory, runner
 from fairseq_lrpe.experiments.execution.run_directory import locked
-from fairseq_lrpe.experiments.reporting.records import read_run
 
 SMALL = [*SMALL_LM, "train.warmup_updates=4", "train.validate_interval_updates=50"]
 SMALL += ["train.save_interval_updates=50", "updates=150"]
@@ -79,17 +78,6 @@ def test_interrupted_run_is_resumed_and_finished_run_is_not_repeated(continued):
     assert output_of(train.main, *words) == f"already finished: {folder}\n"
 
 
-def test_interrupted_evaluation_does_not_train(continued):
-    words, folder, _ = continued
-    done = read(folder)["evaluations"]
-    (folder / "evaluation.json").unlink()
-    before = (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns
-    output_of(train.main, *words)
-    again = read(folder)["evaluations"]
-    assert all(again[name] == done[name] for name in ("valid", "test"))
-    assert (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns == before
-
-
 def test_contents_of_the_run_folder(continued):
     _, folder, output = continued
     command = (folder / "command.sh").read_text().splitlines()[1]
@@ -116,19 +104,6 @@ def test_contents_of_the_run_folder(continued):
         found = measured[name]
         assert 2 ** found["bits"] == pytest.approx(found["perplexity"], rel=1e-3) and found["tokens"] > 400
     assert not list(folder.rglob("*.part"))
-
-
-def test_additional_evaluation_does_not_train(continued):
-    words, folder, _ = continued
-    before = (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns
-    cut = words.index("--")
-    output_of(train.main, *words[:cut], "evaluations.far={split: test, length: 64}", *words[cut:])
-    found = read(folder)["evaluations"]
-    assert found["far"]["settings"]["length"] == 64 and found["far"]["tokens"] == found["test"]["tokens"]
-    assert found["far"]["perplexity"] != found["test"]["perplexity"]
-    assert (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns == before
-    # The additional one stays recorded.
-    assert output_of(train.main, *words) == f"already finished: {folder}\n"
 
 
 def test_copied_folder_is_rejected(continued):
@@ -180,10 +155,6 @@ def test_choice_by_validation_keeps_all_records(small, tmp_path):
     [kept] = tmp_path.glob("**/train.lr=*/**/checkpoints/*.pt")
     own = folder / "checkpoints/checkpoint_best.pt"
     assert kept.samefile(own) and record["checkpoint"] == "checkpoints/checkpoint_best.pt"
-    moved = shutil.copytree(folder, tmp_path / "moved" / folder.relative_to(tmp_path))
-    assert (moved / record["checkpoint"]).read_bytes() == kept.read_bytes()
-    curve = read_run(moved, tmp_path / "moved").curve
-    assert list(curve) == [10, 20] and curve == read_run(kept.parents[1], tmp_path).curve
     assert output_of(train.main, *words) == f"already finished: {folder}\n"
     trained = kept.stat().st_mtime_ns
     more = [word for word in words if not str(word).startswith("choose")]

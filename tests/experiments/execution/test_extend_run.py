@@ -60,21 +60,21 @@ def test_extended_run_equals_an_uninterrupted_one(extended, words, tmp_path):
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         ours, theirs = state(long, name), state(whole, name)
         assert ours["cfg"]["model"]["dropout"] == 0.1 and ours["cfg"]["optimization"]["max_update"] == 24
-        assert ours["model"].keys() == theirs["model"].keys()
-        assert all(torch.equal(ours["model"][key], theirs["model"][key]) for key in ours["model"])
+        torch.testing.assert_close(ours["model"], theirs["model"], rtol=0, atol=0)
     assert validations(long) == validations(whole) and min(validations(long)) == 4
     ours, theirs = (read(x)["evaluations"]["valid"] for x in (long, whole))
     assert ours == theirs
 
 
-def test_interrupted_extended_run_resumes(extended, words):
+def test_interrupted_evaluation_of_an_extended_run_resumes(extended, words):
     results, _, _ = extended
     folder = folder_in(results, LONG)
-    done = read(folder)["evaluations"]
+    trained = folder / "checkpoints/checkpoint_last.pt"
+    done, before = read(folder)["evaluations"], trained.stat().st_mtime_ns
     (folder / "evaluation.json").unlink()
     output = run(words, results, LONG)
     assert output[0] == f"resuming: {folder}" and not any(line.startswith("extending") for line in output)
-    assert read(folder, "run.json")["extended"]["updates"] == 8
+    assert read(folder, "run.json")["extended"]["updates"] == 8 and trained.stat().st_mtime_ns == before
     assert read(folder)["evaluations"]["valid"] == done["valid"]
 
 
