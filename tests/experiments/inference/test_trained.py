@@ -3,20 +3,14 @@
 import json
 import subprocess
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from support import commands
-from support.commands import sizes
 from support.documents import block
-from support.image_files import colored_image, write_image_dataset
-from support.tiny import BIN, PLUGIN, run_command, run_here
+from support.tiny import BIN, PLUGIN, run_command
 
 import fairseq_lrpe
 from fairseq_lrpe.attention import SelfAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
-from fairseq_lrpe.cli import classify
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.encodings import Context
 from fairseq_lrpe.experiments.definition.kinds.transformer import parse_hypotheses
@@ -150,27 +144,6 @@ def test_translations_are_those_of_fairseq_generate(translating, corpus):
     assert translated[1:] == [codec.decode("de", log[i]) for i in range(20)]
     with pytest.raises(ValueError, match=r"line 2 has .* tokens, and the model accepts at most 1024"):
         model.translate(["A dog", "dog " * 2000])
-
-
-def test_classified_images(tmp_path):
-    data = write_image_dataset(tmp_path / "data", count=12)
-    words = "--task image_classification --criterion soft_target_cross_entropy --image-size 8 --patch-size 4"
-    words = [*words.split(), "--mixing", "none", "--repeats", 1, *sizes("encoder"), "--max-update", 3]
-    done = commands.train(data, "linear_vit_tmlr_type2", tmp_path, *words)
-    assert done.returncode == 0, done.stderr
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
-    for number in range(5):
-        (pictures / f"{number}.jpg").write_bytes(colored_image(number, number))
-    gray = Image.open(pictures / "0.jpg").convert("L")
-    gray.save(pictures / "5.png")
-    Image.fromarray(np.asarray(gray).astype(np.uint16) << 8).save(pictures / "6.png")  # 16 bits
-    done = run_here(classify.main, tmp_path / "checkpoint_last.pt", pictures, "--cpu")
-    assert done.returncode == 0, done.stderr
-    model, files = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt"), sorted(pictures.iterdir())
-    found = model.classify(files)
-    rows = [f"{file.name}\t{x.label}\t{x.probability:.4f}" for file, x in zip(files, found, strict=True)]
-    assert done.stdout.splitlines()[1:] == rows and found[5] == found[6]
 
 
 @pytest.fixture(scope="module")

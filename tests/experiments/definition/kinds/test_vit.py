@@ -6,6 +6,7 @@ import pytest
 from support.image_files import write_image_dataset
 from support.tiny import SMALL_ENCODER, output_of
 
+import fairseq_lrpe
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.inference import classify as inference
@@ -31,7 +32,7 @@ def test_evaluation(words, evaluated):
 
 
 def test_classify_matches_the_evaluation(words, evaluated, tmp_path, monkeypatch):
-    """The folder has the test set's files."""
+    """The command and load_model give the same predictions. The folder has the test set's files."""
     run, measured = evaluated("vit/cifar10_mini", "rope", *words)
     folder = tmp_path / "data.images"
     for file in folder.iterdir():
@@ -45,6 +46,8 @@ def test_classify_matches_the_evaluation(words, evaluated, tmp_path, monkeypatch
     right = sum(label == f"class{int(name[4:-4]) % 3}" for name, label, _ in rows)
     assert measured["test"]["accuracy"] == pytest.approx(100 * right / 24, abs=1e-3)
     assert all(1 / 3 <= float(probability) <= 1 for *_, probability in rows)
+    found = fairseq_lrpe.load_model(run, cpu=True).classify(sorted(folder.iterdir()))
+    assert [[x.label, f"{x.probability:.4f}"] for x in found] == [row[1:] for row in rows]
 
 
 def test_settings_match_the_paper():
