@@ -32,20 +32,15 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def small_translation():
-    """Overrides of the tiny model."""
-    return SMALL
-
-
-@pytest.fixture(scope="session")
 def train_translation(corpus):
-    """train_translation(results, method, *words) trains a tiny model and returns (folder, output)."""
+    """train_translation(results, method, *words): (folder, output) of a model that has its ``overrides``."""
 
     def train(results, method, *words):
         words = [method, "--cpu", "--results", results, f"data={corpus}/bin", *SMALL, *words]
         output = output_of(main, "transformer/multi30k", *words)
         return Path(output.splitlines()[-1].removeprefix("finished: ")), output
 
+    train.overrides = SMALL
     return train
 
 

@@ -47,7 +47,6 @@ def test_settings_match_the_papers():
         assert [cfg.updates, given.warmup_updates, given.validate_interval_updates] == expected
         assert given.total_num_update == cfg.updates and cfg.batch.total == 64 and given.lr == 2e-5
         assert given.dropout == 0.15 and given.clip_norm == 0.25 and given.encoder_ffn_embed_dim == 2048
-        assert given.pooling == ("max" if name in ("imdb", "sst2") else "first")
         assert given.embed_path == f"{cfg.data}/vectors.txt"
     for name, *expected in (
         ("text", 128, 4, 256, 32, 1e-3, 3136, 25_000),

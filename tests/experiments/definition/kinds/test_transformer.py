@@ -43,13 +43,13 @@ def test_training_and_evaluation(translating):
     assert evaluations.test.sentences == 20 and 0 <= evaluations.test.sacrebleu <= 100
 
 
-def test_fairseqs_own_model(train_translation, small_translation, tmp_path):
+def test_fairseqs_own_model(train_translation, tmp_path):
     run, _ = train_translation(tmp_path, "fairseq", "--attention", "softmax")
     assert "transformer/multi30k/softmax_fairseq/" in str(run)
     assert "--arch transformer " in (run / "command.sh").read_text()
     found = OmegaConf.load(run / "evaluation.json").evaluations.test.sacrebleu
     words = ["--results", tmp_path, "--table", "iclr_table4", "--scale", "mini", "seeds=[1]"]
-    shown = output_of(results_command.main, *words, *small_translation)
+    shown = output_of(results_command.main, *words, *train_translation.overrides)
     row = next(line for line in shown.splitlines() if line.startswith("| softmax | fairseq |"))
     assert row.endswith(f"| - | {found:.2f} (1) |")  # no published number
     assert "wmt14_en_de_test: sacrebleu, signature nrefs:1|case:mixed|eff:no|tok:13a" in shown
