@@ -67,12 +67,6 @@ TRAININGS = [
     (f"lm/transformer_xl_mini xl {SOFTMAX} train.memory=state", "--memory state includes all previous pos"),
     (f"lm/transformer_xl_mini xl {SOFTMAX} batch.unit=tokens", "memory_lm needs batch.unit=sequences"),
 ]
-# Even root cannot write there.
-OUTPUTS = [
-    ("train", "lm/mini rope --cpu data={data} --results=/dev/null/x", "is not a writable folder"),
-    ("table", "quickstart --results {results} --plot=/proc/far/x.png", "is not a writable folder"),
-    ("glue-submission", "{fine_tuned} --out=/dev/null/x/x.zip", "is not a writable folder"),
-]
 CALLS = [
     ("metods", "", "unknown command 'metods' (did you mean 'methods'?)"),
     *(("train", *row) for row in TRAININGS),
@@ -105,7 +99,10 @@ CALLS = [
     ("bench", "generate softmax_roberta_base", "softmax_roberta_base does not generate text"),
     ("bench", f"linear-attention --lengths {10**15}", "out of memory"),
     ("synthetic", "search --tokens-per-sample 1", "is too short for search"),
-    *OUTPUTS,
+    # Even root cannot write there.
+    ("train", "lm/mini rope --cpu data={data} --results=/dev/null/x", "is not a writable folder"),
+    ("table", "quickstart --results {results} --plot=/proc/far/x.png", "is not a writable folder"),
+    ("glue-submission", "{fine_tuned} --out=/dev/null/x/x.zip", "is not a writable folder"),
     ("glue-submission", "{fine_tuned} --out {data}", "is a folder: give the path of a file"),
 ]
 
