@@ -1,6 +1,5 @@
 """The HTML report: its contents, escaping, damaged runs, plots, and how a browser shows it."""
 
-import fcntl
 import json
 import sys
 from collections import Counter
@@ -10,6 +9,7 @@ from support.html_page import Page
 from support.tiny import run_here, write_configs, write_run
 
 from fairseq_lrpe.cli import report as command
+from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.reporting import interactive_plots, plots, report, style
 
 HOSTILE = '<img src="x" onerror="alert(1)">&amp;</script><script>alert(2)</script>'
@@ -47,8 +47,7 @@ def states(page):
 
 
 def test_report_contains_tables_and_runs(runs):
-    with (runs / "lm/big/linear_tmlr_type1/seed-2/lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(runs / "lm/big/linear_tmlr_type1/seed-2"):
         (runs / "lm/big/linear_tmlr_type1/seed-2/evaluation.json").unlink()
         shown = Page(made(runs))
     text = shown.text()
