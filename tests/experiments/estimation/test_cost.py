@@ -14,16 +14,10 @@ from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.estimation import cost
 from fairseq_lrpe.experiments.estimation.cost import Corpus
 from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.subprocesses import as_flags
 
 TYPES, BATCH = 1000, 4
-TASKS = {
-    "lm": "language_modeling",
-    "roberta": "masked_lm",
-    "transformer": "translation",
-    "classifier": "classification",
-    "vit": "image_classification",
-}
 
 
 def flops_of_baddbmm(total, a, b, **_):
@@ -65,7 +59,8 @@ def test_a_training_step(family, arch, length):
     lengths = {"lm": ["tokens_per_sample"], "roberta": ["tokens_per_sample", "max_positions"]}
     lengths |= {"transformer": ["max_source_positions", "max_target_positions"], "vit": ["image_size"]}
     flags += as_flags(dict.fromkeys(lengths.get(family, ["max_positions"]), length))
-    words = ["fairseq-train", "data", "--task", TASKS[family], "--arch", *arch.split(), *flags]
+    task = next(task for task, required in FAMILIES.items() if required == family)
+    words = ["fairseq-train", "data", "--task", task, "--arch", *arch.split(), *flags]
     labels = {"classifier": 2, "vit": 1000}.get(family, 0)
     types = () if family == "vit" else (TYPES - (family == "roberta"),) * len(parts)
     built = cost.build(tuple(map(str, words)), Corpus(types, labels))
