@@ -80,11 +80,6 @@ CALLS = [
     ("results", "--results README.md --table quickstart", "README.md does not exist"),
     ("results", "--results {data} --experiment lm/mini --plot x.doc", "must be a file that ends in"),
     ("table", "quickstart --results {results} --methods data=x", "the table has no method 'data=x'"),
-    (
-        "table",
-        "tmlr_figure2 --scale mini --results {results} data=nowhere",
-        "with `lrpe prepare` or fairseq-preprocess, or override data=FOLDER; roberta/mini is skipped: ",
-    ),
     ("finetune", "{checkpoint} RTE", "expected linear_roberta_... or softmax_roberta_..."),
     ("glue-submission", "README.md", "README.md has no finished runs"),
     ("generate", "{damaged}", "(it contains no dictionary)"),
