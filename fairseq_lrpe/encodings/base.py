@@ -338,6 +338,25 @@ def position_tables(build: Callable, q: Tensor, k: Tensor, context: Context) -> 
     return q_table, q_table if same else build(k, k_offset)
 
 
+class TableEncoding(Encoding):
+    """Base class of encodings that transform q and k by a table with a row for each position.
+
+    Subclasses implement both methods. If queries and keys have equal positions, they share one table.
+    """
+
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
+        """Returns the table for the positions of x (B, H, L, d), (..., L, n)."""
+        raise NotImplementedError
+
+    def encode(self, x: Tensor, table: Tensor) -> Tensor:
+        """Returns the encoded x (B, H, L, d), whose last dimension may be larger than d."""
+        raise NotImplementedError
+
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        q_table, k_table = position_tables(self.position_table, q, k, context)
+        return self.encode(q, q_table), self.encode(k, k_table)
+
+
 def constant_decay_products(log_decay: Tensor, q: Tensor, k: Tensor, context: Context) -> Callable:
     """Returns ``decayed_products`` of a decay (H, 1), (H, d) or (1, d) for the positions of the context."""
     if not isinstance(context.q_offset, PositionIndex):

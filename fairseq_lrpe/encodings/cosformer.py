@@ -2,12 +2,13 @@
 
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import TableEncoding, register_encoding
+from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, complex_features, rotate_halves
 
 
 @register_encoding("cosformer")
-class CosFormer(Encoding):
+class CosFormer(TableEncoding):
     """Multiplies q_i·k_j by cos(π(i−j) / 2M) (Qin et al. 2022; LRPE ICLR Eq. 36).
 
     At position s, x is encoded as [cos(πs/2M) x, sin(πs/2M) x], of width 2d. M is ``max_positions``; weights
@@ -15,16 +16,13 @@ class CosFormer(Encoding):
     doubles the time of linear attention.
     """
 
-    def _phases(self, x, offset, length):
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         # The angles of type "b" with count 1 are the single angle π/2M.
         frequencies = ("b", 1, 1, self.max_positions)
-        return cached_phases(frequencies, offset, length, complex_dtype(x), x.device)
+        return cached_phases(frequencies, offset, x.size(-2), complex_dtype(x), x.device)
 
-    def _encode(self, x, offset):
-        return complex_features(x, self._phases(x, offset, x.size(-2)))
-
-    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
-        return self._encode(q, context.q_offset), self._encode(k, context.k_offset)
+    def encode(self, x: Tensor, table: Tensor) -> Tensor:
+        return complex_features(x, table)
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
-        return rotate_halves(k, self._phases(k, shift, 1).conj())
+        return rotate_halves(k, self.position_table(k[:, :, :1], shift).conj())

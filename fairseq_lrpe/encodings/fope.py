@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
+from fairseq_lrpe.encodings.base import TableEncoding, register_encoding
 from fairseq_lrpe.ops.float64 import to_float64
-from fairseq_lrpe.ops.position_index import coordinates
+from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
 from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
 
 
@@ -17,7 +17,7 @@ from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_
     length="length N of training sequences (0: the model's maximum length); FoPE uses only frequencies of at "
     "least 2π/N",
 )
-class FoPE(Encoding):
+class FoPE(TableEncoding):
     """Multiplies the pair (x_2t, x_2t+1), as a complex number, by a Fourier series (Hua et al. 2025, Eq. 13).
 
     At position s, the factor of a pair with the frequency ω_t = 10000^(-2t/d) is
@@ -59,11 +59,10 @@ class FoPE(Encoding):
             noise = size * torch.randn(self.num_heads, pairs, pairs)
             self.register_buffer(name, noise)  # coefficient of frequency u (row) for pair t (column)
 
-    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
-        q_table, k_table = position_tables(self._factors, q, k, context)
-        return rotate_pairs(q, q_table), rotate_pairs(k, k_table)
+    def encode(self, x: Tensor, table: Tensor) -> Tensor:
+        return rotate_pairs(x, table)
 
-    def _factors(self, x, offset):
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         """Returns the factors (H, L, d/2) of the positions of x (B, H, L, d)."""
         position = coordinates(offset, x.size(-2), x.device)
         theta = rotary_frequencies(*self._frequencies).to(position.device, position.dtype)

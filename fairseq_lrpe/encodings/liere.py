@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
+from fairseq_lrpe.encodings.base import TableEncoding, register_encoding
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
@@ -18,7 +18,7 @@ _BLOCK_SIZE = 64
 @register_encoding(
     "liere", block_size="rows of the blocks of LieRE's rotation matrices; 0 means the head dimension"
 )
-class LieRE(Encoding):
+class LieRE(TableEncoding):
     """Multiplies q and k by a rotation R(p) = exp(Σ_a p_a A_a) (Ostmeier et al. 2025).
 
     p_a is a coordinate of the position, divided by ``max_positions`` − 1, so that the coordinates of an image
@@ -55,14 +55,16 @@ class LieRE(Encoding):
         shape = (self.axes, self.num_heads, self.head_dim // size, size * (size - 1) // 2)
         self.generators = nn.Parameter(2 * math.pi * torch.rand(*shape))
 
-    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
-        q_rotations, k_rotations = position_tables(self._rotations, q, k, context)
-        return _rotate(q, q_rotations), _rotate(k, k_rotations)
+    def encode(self, x: Tensor, table: Tensor) -> Tensor:
+        """Multiplies the blocks of x (B, H, L, d) by matrices ``table`` (H, L, d/b, b, b)."""
+        blocks = x.to(table.dtype).unflatten(-1, table.shape[2:4])
+        return torch.einsum("hlnij,bhlnj->bhlni", table, blocks).flatten(-2).to(x.dtype)
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
-        return _rotate(k, self._rotations(k[:, :, :1], shift).mT.expand(-1, k.size(-2), -1, -1, -1))
+        inverse = self.position_table(k[:, :, :1], shift).mT
+        return self.encode(k, inverse.expand(-1, k.size(-2), -1, -1, -1))
 
-    def _rotations(self, x, offset):
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         """Returns the rotations (H, L, d/b, b, b) of the positions of x (B, H, L, d)."""
         length = x.size(-2)
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -91,12 +93,6 @@ class LieRE(Encoding):
 def _upper_triangle(size):
     """Returns the row and column indices of the entries above the diagonal."""
     return torch.triu_indices(size, size, 1, device="cpu")
-
-
-def _rotate(x, rotations):
-    """Multiplies the blocks of x (B, H, L, d) by matrices (H, L, d/b, b, b)."""
-    blocks = x.to(rotations.dtype).unflatten(-1, rotations.shape[2:4])
-    return torch.einsum("hlnij,bhlnj->bhlni", rotations, blocks).flatten(-2).to(x.dtype)
 
 
 class _MatrixExponential(torch.autograd.Function):

@@ -3,17 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import (
-    START,
-    Context,
-    check_choice,
-    position_tables,
-    register_encoding,
-)
+from fairseq_lrpe.encodings.base import check_choice, register_encoding
 from fairseq_lrpe.encodings.rotation import RotaryEncoding
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
+from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.reflections import householder
 from fairseq_lrpe.ops.rotation import (
     THETA_TYPES,
@@ -129,29 +124,21 @@ class LRPE(RotaryEncoding):
     def scalable(self) -> bool:
         return self.core != "permutation"
 
-    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
-        self.check_keys(q, k, context)
-        q_table, k_table = position_tables(self._position_table, q, k, context)
-        return self.with_attention_factor(self._encode(q, q_table), self._encode(k, k_table))
-
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         if self.core == "permutation":
             return permute_features(k, permutation_powers(self.permutation.argsort(-1), shift, 1))
         self.check_shift()
-        table = self._phases(k, shift, 1).conj()
+        table = self.position_table(k[:, :, :1], shift).conj()
         if self.core == "unitary" and self.rotation != "fft":
             return rotate_halves(k, table)
         width = 2 * table.size(-1)
         return torch.cat([rotate_pairs(k[..., :width], table), k[..., width:]], dim=-1)
 
-    def _position_table(self, x, offset):
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         """Returns Λ^(s) for the positions of x, as gather indices of π^s or as phases e^{isα}."""
         length = x.size(-2)
         if self.core == "permutation":
             return permutation_powers(self.permutation, offset, length)
-        return self._phases(x, offset, length)
-
-    def _phases(self, x, offset, length):
         if self.learn_theta:
             return phases(self._angles(offset, length), offset, length).to(x.device, complex_dtype(x))
         frequencies = (*self.frequencies, self.scaling_at(offset, length))
@@ -162,7 +149,7 @@ class LRPE(RotaryEncoding):
         theta, scaling = to_float64(self.theta).flatten(), self.scaling_at(offset, length)
         return theta if scaling is None else scaling.scale(theta, self.rotated_width)
 
-    def _encode(self, x, table):
+    def encode(self, x: Tensor, table: Tensor) -> Tensor:
         """Returns Λ^(s) P x."""
         dtype = x.dtype
         if self.rotation == "householder":

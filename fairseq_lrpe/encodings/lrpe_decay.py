@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.lrpe import LRPE
+from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rotation import complex_dtype, phases, rotary_frequencies
 
 
@@ -53,9 +54,10 @@ class LRPEDecay(LRPE):
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         return super().shift_keys(k, shift) if self.rotates else k
 
-    def _phases(self, x, offset, length):
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         if self.theta.dim() == 1:
-            return super()._phases(x, offset, length)
+            return super().position_table(x, offset)
+        length = x.size(-2)
         table = phases(self._angles(offset, length), offset, length)
         table = table.unflatten(-1, self.theta.shape).transpose(0, 1)  # (H, L, d)
         return table.to(x.device, complex_dtype(x))

@@ -27,6 +27,6 @@ class PRoPE(RoPE):
                 f"p_rope needs a p from 1/{self.head_dim // 2} to 1, to keep a frequency, not {p}"
             )
 
-    def rotate(self, x: Tensor, offset: int, backwards: bool = False) -> Tensor:
+    def encode(self, x: Tensor, table: Tensor) -> Tensor:
         rotated, rest = x.tensor_split([2 * self.pairs], dim=-1)
-        return torch.cat([super().rotate(rotated, offset, backwards), rest], dim=-1)
+        return torch.cat([super().encode(rotated, table), rest], dim=-1)

@@ -4,18 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import (
-    START,
-    Context,
-    Encoding,
-    position_tables,
-    register_encoding,
-)
+from fairseq_lrpe.encodings.base import START, Context, TableEncoding, register_encoding
 from fairseq_lrpe.ops.permutation import permutation_powers, permute_features
+from fairseq_lrpe.ops.position_index import PositionIndex
 
 
 @register_encoding("per")
-class PER(Encoding):
+class PER(TableEncoding):
     """Permutes features depending on the position, with a decay if causal (PermuteFormer, Chen 2021).
 
     The scores are r_h^(i−j) (π_h^i q_i)·(π_h^j k_j), with a random permutation π_h of each head's features.
@@ -41,12 +36,11 @@ class PER(Encoding):
     def modifies_scores(self) -> bool:
         return self.causal
 
-    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
-        q_powers, k_powers = position_tables(self._powers, q, k, context)
-        return permute_features(q, q_powers), permute_features(k, k_powers)
+    def encode(self, x: Tensor, table: Tensor) -> Tensor:
+        return permute_features(x, table)
+
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
+        return permutation_powers(self.permutation, offset, x.size(-2))
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         return permute_features(k, permutation_powers(self.permutation.argsort(-1), shift, 1))
-
-    def _powers(self, x, offset):
-        return permutation_powers(self.permutation, offset, x.size(-2))

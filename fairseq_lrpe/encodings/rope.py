@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import START, Context, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.rotation import RotaryEncoding
-from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, rotate_pairs
+from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype
 
 
 @register_encoding("rope")
@@ -22,17 +23,7 @@ class RoPE(RotaryEncoding):
             )
         self.pairs = self.head_dim // 2  # number of rotated pairs, which are the first ones
 
-    def rotate(self, x: Tensor, offset: int, backwards: bool = False) -> Tensor:
-        """Returns x (B, H, L, d) rotated by the angles of its positions, in reverse if ``backwards``."""
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         length = x.size(-2)
         frequencies = "a", self.pairs, self.head_dim, self.max_positions, self.scaling_at(offset, length)
-        table = cached_phases(frequencies, offset, length, complex_dtype(x), x.device)
-        return rotate_pairs(x, table.conj() if backwards else table)
-
-    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
-        self.check_keys(q, k, context)
-        return self.with_attention_factor(self.rotate(q, context.q_offset), self.rotate(k, context.k_offset))
-
-    def shift_keys(self, k: Tensor, shift: int) -> Tensor:
-        self.check_shift()
-        return self.rotate(k.unsqueeze(-2), shift, backwards=True).squeeze(-2)
+        return cached_phases(frequencies, offset, length, complex_dtype(x), x.device)

@@ -5,11 +5,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, position_tables, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.rotation import RotaryEncoding
 from fairseq_lrpe.ops.float64 import to_float64
-from fairseq_lrpe.ops.position_index import coordinates
-from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
+from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
+from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies
 
 _BASE = 10.0
 """Base of the initial angles of an image, as in the public code."""
@@ -59,16 +59,7 @@ class RoPEMixed(RotaryEncoding):
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.theta = nn.Parameter(torch.empty(theta.shape, dtype=dtype).copy_(theta))
 
-    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
-        self.check_keys(q, k, context)
-        q_table, k_table = position_tables(self._phases, q, k, context)
-        return self.with_attention_factor(rotate_pairs(q, q_table), rotate_pairs(k, k_table))
-
-    def shift_keys(self, k: Tensor, shift: int) -> Tensor:
-        self.check_shift()
-        return rotate_pairs(k, self._phases(k[:, :, :1], shift).conj())
-
-    def _phases(self, x, offset):
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         """Returns the phases (H, L, d/2) of the positions of x (B, H, L, d)."""
         position = coordinates(offset, x.size(-2), x.device)
         # The angles are computed in float64, as for RoPE.

@@ -18,4 +18,4 @@ class RoPEValues(RoPE):
     uses_absolute_positions = True
 
     def encode_values(self, v: Tensor, context: Context = START) -> Tensor:
-        return self.rotate(v, context.k_offset)
+        return self.encode(v, self.position_table(v, context.k_offset))

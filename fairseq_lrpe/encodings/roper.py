@@ -15,10 +15,10 @@ class RoPER(RoPE):
     """
 
     def encode_values(self, v: Tensor, context: Context = START) -> Tensor:
-        return self.rotate(v, context.k_offset)
+        return self.encode(v, self.position_table(v, context.k_offset))
 
     def decode_output(self, o: Tensor, context: Context = START, weights: Tensor | None = None) -> Tensor:
-        return self.rotate(o, context.q_offset, backwards=True)
+        return self.encode(o, self.position_table(o, context.q_offset).conj())
 
     def shift_values(self, v: Tensor, shift: int) -> Tensor:
         return self.shift_keys(v, shift)

@@ -2,18 +2,20 @@
 
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import ENCODINGS, Context, Encoding
+from fairseq_lrpe.encodings.base import ENCODINGS, START, Context, Encoding, TableEncoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
+from fairseq_lrpe.ops.rotation import rotate_pairs
 from fairseq_lrpe.utils.errors import UserError
 
 
-class RotaryEncoding(Encoding):
+class RotaryEncoding(TableEncoding):
     """Base class of encodings that rotate features by angles proportional to the position.
 
-    Subclasses must apply the scaling that :meth:`scaling_at` returns to their angles, call :meth:`check_keys`
-    and :meth:`with_attention_factor` in ``forward``, and call :meth:`check_shift` in ``shift_keys``. Only the
-    angles are scaled: parameters, and other functions of the distance such as decays, remain unchanged.
+    The table has the phases e^{isθ} of each position s, (..., L, n); by default, they rotate the pairs
+    (x_2t, x_2t+1). Subclasses must apply the scaling that :meth:`scaling_at` returns to their angles, and
+    call :meth:`check_shift` if they override ``shift_keys``. Only the angles are scaled: parameters, and
+    other functions of the distance such as decays, remain unchanged.
     """
 
     rope_scaling: RopeScaling | None = None
@@ -31,6 +33,20 @@ class RotaryEncoding(Encoding):
         None means that angles are not scaled.
         """
         return self.rope_scaling and self.rope_scaling.at_length(_end(offset, length))
+
+    def encode(self, x: Tensor, table: Tensor) -> Tensor:
+        return rotate_pairs(x, table)
+
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        """Returns q and k rotated, and multiplied by the ``attention_factor`` of the scaling."""
+        self.check_keys(q, k, context)
+        q, k = super().forward(q, k, context)
+        factor = 1.0 if self.rope_scaling is None else self.rope_scaling.attention_factor
+        return (q, k) if factor == 1.0 else (factor * q, factor * k)
+
+    def shift_keys(self, k: Tensor, shift: int) -> Tensor:
+        self.check_shift()
+        return self.encode(k, self.position_table(k[:, :, :1], shift).conj())
 
     def check_keys(self, q: Tensor, k: Tensor, context: Context) -> None:
         """Raises a ValueError if dynamic scaling changes the angles and the call does not encode all keys.
@@ -50,11 +66,6 @@ class RotaryEncoding(Encoding):
         """Raises a ValueError for dynamic scaling, whose encoded keys have unknown angles."""
         if self.rope_scaling is not None and self.rope_scaling.type == "dynamic":
             raise UserError("dynamic scaling cannot shift encoded keys: use ntk, such as ntk:4")
-
-    def with_attention_factor(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns q and k multiplied by the ``attention_factor`` of the scaling."""
-        factor = 1.0 if self.rope_scaling is None else self.rope_scaling.attention_factor
-        return (q, k) if factor == 1.0 else (factor * q, factor * k)
 
 
 def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
