@@ -131,8 +131,7 @@ class LRPE(RotaryEncoding):
         table = self.position_table(k[:, :, :1], shift).conj()
         if self.core == "unitary" and self.rotation != "fft":
             return rotate_halves(k, table)
-        width = 2 * table.size(-1)
-        return torch.cat([rotate_pairs(k[..., :width], table), k[..., width:]], dim=-1)
+        return rotate_pairs(k, table)
 
     def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         """Returns Λ^(s) for the positions of x, as gather indices of π^s or as phases e^{isα}."""
@@ -164,7 +163,4 @@ class LRPE(RotaryEncoding):
             return permute_features(x, table)
         if self.core == "unitary":
             return complex_features(x, table).to(dtype)
-        if self.core == "orthogonal":
-            return rotate_pairs(x, table)
-        rotated = rotate_pairs(x[..., : self.rotated_width], table)
-        return torch.cat([rotated, x[..., self.rotated_width :]], dim=-1)
+        return rotate_pairs(x, table)

@@ -1,8 +1,5 @@
 """p-RoPE: rotary position embedding of the highest frequencies."""
 
-import torch
-from torch import Tensor
-
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
@@ -26,7 +23,3 @@ class PRoPE(RoPE):
             raise ValueError(
                 f"p_rope needs a p from 1/{self.head_dim // 2} to 1, to keep a frequency, not {p}"
             )
-
-    def encode(self, x: Tensor, table: Tensor) -> Tensor:
-        rotated, rest = x.tensor_split([2 * self.pairs], dim=-1)
-        return torch.cat([super().encode(rotated, table), rest], dim=-1)

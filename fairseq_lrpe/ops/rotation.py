@@ -108,7 +108,13 @@ def complex_dtype(x: Tensor) -> torch.dtype:
 
 
 def rotate_pairs(x: Tensor, table: Tensor) -> Tensor:
-    """Rotates the pairs (x_2t, x_2t+1) of x (..., L, d) by the phases ``table`` (..., L, d/2)."""
+    """Rotates the pairs (x_2t, x_2t+1) of x (..., L, d), t < n, by the phases ``table`` (..., L, n).
+
+    Features from 2n on are not changed.
+    """
+    width = 2 * table.size(-1)
+    if width < x.size(-1):
+        return torch.cat([rotate_pairs(x[..., :width], table), x[..., width:]], dim=-1)
     pairs = x.to(table.real.dtype).unflatten(-1, (-1, 2))
     # view_as_complex requires even offsets and strides. torch.compile cannot trace the offset.
     aligned = not torch.compiler.is_compiling() and pairs.storage_offset() % 2 == 0 and pairs.stride(-1) == 1
