@@ -1,5 +1,6 @@
 """Forget gates: decays that depend on the input (FoX)."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,12 +26,13 @@ class ForgetGate(Encoding):
         if not no_bias:
             nn.init.zeros_(self.gate.bias)
 
-    def log_gates(self, x: Tensor) -> Tensor:
-        """Returns log f (B, H, n, 1) of inputs x (B, n, E)."""
-        return F.logsigmoid(at_least_float32(self.gate(x))).transpose(1, 2)[..., None]
-
     def input_features(self, x: Tensor) -> Tensor:
-        return self.log_gates(x)
+        """Returns the features of the other base class, if it has any, and log f, (B, H, n, F + 1)."""
+        log_gates = F.logsigmoid(at_least_float32(self.gate(x[:, self.left_context :])))
+        log_gates = log_gates.transpose(1, 2)[..., None]
+        if super().left_context is None:
+            return log_gates
+        return torch.cat([super().input_features(x), log_gates], dim=-1)
 
     def log_decay(self, context: Context = START) -> Tensor | None:
         return context.input_features()[..., -1]

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
@@ -19,11 +18,6 @@ class PaTHFoX(ForgetGate, PaTH):
 
     def __init__(self, **shared):
         super().__init__(**shared)
-
-    def input_features(self, x: Tensor) -> Tensor:
-        """Returns √β w and the logarithm of the forget gate, concatenated, (B, H, n, d + 1)."""
-        gates = self.log_gates(x[:, self.left_context :])
-        return torch.cat([PaTH.input_features(self, x), gates], dim=-1)
 
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         reflections = context._replace(features=context.input_features()[..., :-1])

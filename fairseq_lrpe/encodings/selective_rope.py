@@ -79,8 +79,3 @@ class SelectiveRoPEFoX(ForgetGate, SelectiveRoPE):
 
     def __init__(self, *, gate: bool = False, no_bias: bool = False, **shared):
         super().__init__(gate=gate, no_bias=no_bias, **shared)
-
-    def input_features(self, x: Tensor) -> Tensor:
-        """Returns the angles φ and the logarithm of the forget gate, concatenated, (B, H, n, d/2 + 1)."""
-        gates = self.log_gates(x[:, self.left_context :])
-        return torch.cat([SelectiveRoPE.input_features(self, x), gates], dim=-1)
