@@ -204,12 +204,16 @@ class Encoding(Float32Parameters):
                 :meth:`cached_keys`.
             context: the context of the call without ``prepared``, which :func:`prepare_scores` adds.
         """
-        decay = context.log_decay
+        decay, index = context.log_decay, context.q_offset
         if decay is None or decay.dim() == 1:
             return None
+        if decay.dim() == 3:
+            return to_float64(finite_log_decay(decay)).cumsum(-1)
+        if decay.dim() == 2 and not isinstance(index, PositionIndex):
+            return decayed_products(decay, q, k)
         if decay.dim() == 2:
-            return constant_decay_products(decay, q, k, context)
-        return to_float64(finite_log_decay(decay)).cumsum(-1) if decay.dim() == 3 else gated_products(decay)
+            decay = decay_of_keys(decay, index.key_positions, context.key_padding_mask)
+        return gated_products(decay)
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
         """Returns the term that softmax attention adds to the scaled scores, or None for no term.
@@ -355,13 +359,6 @@ class TableEncoding(Encoding):
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         q_table, k_table = position_tables(self.position_table, q, k, context)
         return self.encode(q, q_table), self.encode(k, k_table)
-
-
-def constant_decay_products(log_decay: Tensor, q: Tensor, k: Tensor, context: Context) -> Callable:
-    """Returns ``decayed_products`` of a decay (H, 1), (H, d) or (1, d) for the positions of the context."""
-    if not isinstance(context.q_offset, PositionIndex):
-        return decayed_products(log_decay, q, k)
-    return gated_products(decay_of_keys(log_decay, context.q_offset.key_positions, context.key_padding_mask))
 
 
 def prepare_scores(encoding: Encoding, q: Tensor, k: Tensor, context: Context) -> Context:
