@@ -37,8 +37,10 @@ class RecurrentTable(AbsolutePosition):
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         positions = self.mask_padding(positions, tokens)
         last = self.last_position(positions)
+        # A table that is part of a graph, a trace or a transform is not cached.
+        is_recorded = torch.is_grad_enabled() or is_transformed() or is_tracing()
         with no_autocast(x.device):
-            table = self._new_table(last + 1) if _is_transformed() else self._cached_table(last + 1)
+            table = self._new_table(last + 1) if is_recorded else self._cached_table(last + 1)
         return x + F.embedding(positions, table).to(x.dtype)
 
     def _new_table(self, length):
@@ -65,11 +67,6 @@ class RecurrentTable(AbsolutePosition):
             p = step(p, i)
             rows.append(p)
         return rows
-
-
-def _is_transformed():
-    """Returns whether tensors that are computed now are part of a graph, a trace or a transform."""
-    return torch.is_grad_enabled() or is_transformed() or is_tracing()
 
 
 def _equal(a, b):
