@@ -11,14 +11,7 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import open_dict
 from torch import Tensor
 
-from fairseq_lrpe.config import (
-    ACTIVATIONS,
-    LayerConfig,
-    check_part,
-    flag,
-    layer_flags,
-    with_defaults,
-)
+from fairseq_lrpe.config import ACTIVATIONS, LayerConfig, check_part, flag, layer_flags, with_defaults
 from fairseq_lrpe.data.line_codec import byte_pair_folder
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.models.encoder_decoder import Encoder, add_token_positions, transformer_config
