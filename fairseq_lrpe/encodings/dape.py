@@ -62,7 +62,7 @@ class DAPE(DistanceBias):
             scores = at_least_float32(content)
             size = max(1, _MAX_HIDDEN_ELEMENTS // max(1, len(q) * len(self.hidden_weight) * k.size(-2)))
             blocks = [*zip(scores.split(size, dim=-2), bias.split(size, dim=-2), strict=True)]
-            adapt = self._recomputed if len(blocks) > 1 and torch.is_grad_enabled() else self._perceptron
+            adapt = self._recomputed if len(blocks) > 1 else self._perceptron
             return torch.cat([adapt(*block) for block in blocks], dim=-2).to(content.dtype)
 
     def _recomputed(self, scores, bias):

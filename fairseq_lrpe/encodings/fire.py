@@ -93,10 +93,8 @@ class FIRE(Encoding):
     def _function_of_pairs(self, z):
         """Returns f(z), of shape (H, queries, keys), for z of shape (queries, keys), in blocks of queries."""
         blocks = z.split(max(1, _MAX_HIDDEN_ELEMENTS // (len(self.hidden_weight) * z.size(1))))
-        if torch.is_grad_enabled():
-            blocks = [recompute(self._function, block, preserve_rng_state=False) for block in blocks]
-            return torch.cat(blocks, dim=1)
-        return torch.cat([self._function(block) for block in blocks], dim=1)
+        blocks = [recompute(self._function, block, preserve_rng_state=False) for block in blocks]
+        return torch.cat(blocks, dim=1)
 
     def _function(self, z):
         """Returns f(z), of shape (H, ...), for z of shape (...)."""

@@ -29,7 +29,7 @@ def recompute(function: Callable, *args, **options):
 
     They are stored if :func:`is_transformed`, because ``torch.func`` does not support ``checkpoint``.
     """
-    if is_transformed():
+    if is_transformed() or not torch.is_grad_enabled():
         return function(*args)
     return checkpoint(function, *args, use_reentrant=False, **options)
 
