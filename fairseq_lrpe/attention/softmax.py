@@ -1,6 +1,7 @@
 """Softmax attention with a positional encoding."""
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +74,8 @@ class SoftmaxAttention(SelfAttention):
         if past is not None:
             _check_past(past, q, context.k_offset)
             order, past_mask = past["order"], past["key_padding_mask"]
-            mask = _concat_masks(select_rows(past_mask, order), context.key_padding_mask, context.k_offset, k)
+            lengths = context.k_offset, k.size(2)
+            mask = _concat_masks(select_rows(past_mask, order), context.key_padding_mask, *lengths)
             context = context._replace(key_padding_mask=mask)
             k, v = append_rows(past["k"], order, k), append_rows(past["v"], order, v)
             decay = append_rows(past["log_decay"], order, decay) if varies else decay
@@ -81,7 +83,7 @@ class SoftmaxAttention(SelfAttention):
         context = context._replace(log_decay=decay)
 
         length, outputs = q.size(2), []
-        block_size, recomputes = length, length > 1024 and torch.is_grad_enabled()
+        block_size = length
         if self._use_blocks:
             # Blocks have nearly equal sizes, so that 150 queries are not split into 128 and 22.
             if self.causal:
@@ -89,17 +91,16 @@ class SoftmaxAttention(SelfAttention):
             if length > 1024:
                 elements = max(1, q.size(0) * q.size(1) * k.size(2))  # of a query; a batch can be empty
                 block_size = min(block_size, max(16, _MAX_BIAS_ELEMENTS // elements))
+        attend_block = self._attend_block
+        if length > 1024 and block_size < length:
+            attend_block = partial(recompute, attend_block)
         context = prepare_scores(self.encoding, q, k, context)
         # The largest block comes first, so that the others reuse its memory.
         for start in reversed(range(0, length, max(1, block_size))):
             block = q[:, :, start : start + block_size]
             num_keys = k.size(2) - length + start + block.size(2) if self.causal else k.size(2)
             block_context = context.block(start, block.size(2), num_keys)
-            arguments = block, k[:, :, :num_keys], v[:, :, :num_keys], block_context
-            if block_size < length and recomputes:
-                outputs.append(recompute(self._attend_block, *arguments))
-            else:
-                outputs.append(self._attend_block(*arguments))
+            outputs.append(attend_block(block, k[:, :, :num_keys], v[:, :, :num_keys], block_context))
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1] or [v[:, :, :0]], dim=2)
         state["k"] = self.encoding.cached_keys(k, context) if return_state else k
         return o, {**state, "key_padding_mask": context.key_padding_mask}
@@ -177,15 +178,11 @@ def _matmul(a, b):
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
 
 
-def _concat_masks(past, new, past_length, k):
-    """Concatenates padding masks (B, past_length) and (B, L), where None stands for no padding."""
-    if past is None and new is None:
-        return None
-    parts = [
-        torch.zeros(k.size(0), length, dtype=torch.bool, device=k.device) if mask is None else mask
-        for mask, length in ((past, past_length), (new, k.size(2)))
-    ]
-    return torch.cat(parts, dim=1)
+def _concat_masks(past, new, past_length, new_length):
+    """Concatenates padding masks (B, past_length) and (B, new_length), where None stands for no padding."""
+    if past is None:
+        return None if new is None else F.pad(new, (past_length, 0))
+    return F.pad(past, (0, new_length)) if new is None else torch.cat([past, new], dim=1)
 
 
 def _check_past(past, q, length):
