@@ -64,10 +64,11 @@ class ReflectedKeys:
         self._merged = []
         if num_merged:
             groups = (
-                x[:, :, : num_merged * _MERGED_BLOCKS].unflatten(2, (num_merged, -1))
+                x[:, :, : num_merged * _MERGED_BLOCKS].unflatten(2, (num_merged, -1)).unbind(3)
                 for x in (end_keys, transitions)
             )
-            self._merged = list(zip(*(x.unbind(2) for x in _merge_blocks(*groups)), strict=True))
+            moved, transition = _merge_blocks(list(zip(*groups, strict=True)))
+            self._merged = list(zip(torch.cat(moved, dim=-2).unbind(2), transition.unbind(2), strict=True))
         self._block_size, self._num_keys, self._earlier = block_size, k.size(2), earlier
         # Blocks are kept in lists, because the gradient of a slice would be as large as the whole tensor.
         self._keys_and_u, self._solution = torch.cat([keys, u], dim=-2).unbind(2), solution.unbind(2)
@@ -110,34 +111,30 @@ class ReflectedKeys:
     def _keys_before(self, block):
         """Returns the keys before a block, each reflected at all later positions before the block."""
         num_merged = min(block // _MERGED_BLOCKS, len(self._merged))
-        moved, transition = [], None
-        for keys, step in reversed(
-            self._merged[:num_merged] + self._blocks[num_merged * _MERGED_BLOCKS : block]
-        ):
-            moved.append(keys if transition is None else keys @ transition.mT)
-            transition = step if transition is None else transition @ step
+        blocks = self._merged[:num_merged] + self._blocks[num_merged * _MERGED_BLOCKS : block]
+        moved, transition = _merge_blocks(blocks)
         earlier = self._earlier
         if block == 1:  # uses W and U, which are cheaper than the d × d transition for a single new key
             w, u = self._solution[0][..., self._block_size :], self._keys_and_u[0][..., self._block_size :, :]
             earlier = earlier - earlier @ w.mT @ u
         elif moved:
             earlier = earlier @ transition.mT
-        return torch.cat([earlier, *reversed(moved)], dim=2) if moved else earlier
+        return torch.cat([earlier, *moved], dim=2) if moved else earlier
 
 
-def _merge_blocks(end_keys, transitions):
-    """Merges m adjacent blocks into one.
+def _merge_blocks(blocks):
+    """Merges adjacent blocks into one.
 
     Args:
-        end_keys: keys (..., m, c, d), reflected at all later positions of their block.
-        transitions: transitions (..., m, d, d) of the blocks.
+        blocks: pairs of the keys (..., c, d) of a block, reflected at all later positions of the block, and
+            its transition (..., d, d).
 
     Returns:
-        The keys (..., m·c, d), reflected at all later positions of the m blocks, and the transition
-        (..., d, d) of the merged block.
+        A list of the keys of each block, reflected at all later positions of all blocks, and the transition
+        of the merged block, which is None if there are no blocks.
     """
-    moved, transition = [end_keys[..., -1, :, :]], transitions[..., -1, :, :]
-    for j in reversed(range(end_keys.size(-3) - 1)):
-        moved.append(end_keys[..., j, :, :] @ transition.mT)
-        transition = transition @ transitions[..., j, :, :]
-    return torch.cat(moved[::-1], dim=-2), transition
+    moved, transition = [], None
+    for keys, step in reversed(blocks):
+        moved.append(keys if transition is None else keys @ transition.mT)
+        transition = step if transition is None else transition @ step
+    return moved[::-1], transition
