@@ -38,11 +38,8 @@ class RotaryEncoding(TableEncoding):
         return rotate_pairs(x, table)
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
-        """Returns q and k rotated, and multiplied by the ``attention_factor`` of the scaling."""
         self.check_keys(q, k, context)
-        q, k = super().forward(q, k, context)
-        factor = 1.0 if self.rope_scaling is None else self.rope_scaling.attention_factor
-        return (q, k) if factor == 1.0 else (factor * q, factor * k)
+        return self.with_attention_factor(*super().forward(q, k, context))
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         self.check_shift()
@@ -66,6 +63,11 @@ class RotaryEncoding(TableEncoding):
         """Raises a ValueError for dynamic scaling, whose encoded keys have unknown angles."""
         if self.rope_scaling is not None and self.rope_scaling.type == "dynamic":
             raise UserError("dynamic scaling cannot shift encoded keys: use ntk, such as ntk:4")
+
+    def with_attention_factor(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns q and k multiplied by the ``attention_factor`` of the scaling."""
+        factor = 1.0 if self.rope_scaling is None else self.rope_scaling.attention_factor
+        return (q, k) if factor == 1.0 else (factor * q, factor * k)
 
 
 def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
