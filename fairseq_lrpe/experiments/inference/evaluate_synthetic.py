@@ -1,8 +1,9 @@
 """Evaluate a language model on the synthetic problem of its training.
 
-Each evaluation, NAME:SIZE=N,.., has its own sizes of the problem, or NAME: for those of the training. With
-split=valid, it has validation sequences instead of test sequences (not addition and index). Its results are
-written to the JSON file OUT/problems-NAME.json, as {"measured": {METRIC: VALUE, ..}}:
+EVALUATIONS is a JSON object {NAME: {"split": "test", SIZE: N, ..}, ..}. The sizes num_items, min_items and
+tokens_per_sample replace those of the training. The split "valid" has validation sequences instead of test
+sequences (not addition and index). The results of an evaluation are written to the JSON file
+OUT/problems-NAME.json, as {"measured": {METRIC: VALUE, ..}}:
 
   addition, index: "correct" results of "problems", "accuracy" (percentage of correct answer characters
     with teacher forcing); the file also has the generated "answers"
@@ -11,24 +12,25 @@ written to the JSON file OUT/problems-NAME.json, as {"measured": {METRIC: VALUE,
     teacher forcing); for needle, "quarter_1" to "quarter_4" are "exact" for needles in a quarter of the text
 
 example:
-  lrpe evaluate-synthetic checkpoint_last.pt . pairs_8:num_items=8,min_items=8 longer:tokens_per_sample=512
+  lrpe evaluate-synthetic checkpoint_last.pt . '{"longer": {"split": "test", "tokens_per_sample": 512}}'
 """
 
 import json
-from argparse import ArgumentTypeError
-from dataclasses import fields
 from random import Random
 from statistics import fmean
 
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
+from pydantic import RootModel
 
+from fairseq_lrpe.experiments.definition.kinds.synthetic_lm import SyntheticEvaluation, own_sizes
+from fairseq_lrpe.experiments.definition.schema import validate
 from fairseq_lrpe.experiments.inference.load import find, load_model
-from fairseq_lrpe.tasks.answer_problems import AnswerProblem, ItemsProblem
+from fairseq_lrpe.tasks.answer_problems import AnswerProblem
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import output_folder, write_atomic
-from fairseq_lrpe.utils.suggest import choices
 
 PROBLEMS = 128
 """Number of problems of addition and index, as in the RoPER paper; all models get the same problems."""
@@ -37,7 +39,6 @@ SEQUENCES = 512
 LEAST_SEQUENCES, TOKENS = 128, 2**19
 """Longer sequences are fewer: as many as have ``TOKENS`` tokens in all, but at least ``LEAST_SEQUENCES``."""
 BATCH_TOKENS = 2**13
-SIZES = [*(field.name for field in fields(ItemsProblem)), "tokens_per_sample"]
 
 
 @torch.no_grad()
@@ -133,33 +134,25 @@ def evaluate(model, task, split: str = "test") -> dict:
     return {"measured": measured, "answers": rows}
 
 
-def evaluation(text: str) -> tuple[str, str, dict[str, int]]:
-    """Converts an argument NAME:[split=SPLIT,]SIZE=N,.. to (NAME, SPLIT, {SIZE: N})."""
-    name, _, settings = text.partition(":")
-    pairs = [pair.split("=") for pair in settings.split(",") if pair]
-    split = dict(pairs).get("split", "test")
-    pairs = [pair for pair in pairs if pair[0] != "split"]
-    if not name:
-        raise ArgumentTypeError(f"{text!r} has no name: expected NAME:SIZE=N,..")
-    if wrong := [pair[0] for pair in pairs if pair[0] not in SIZES]:
-        raise ArgumentTypeError(f"unknown size {wrong[0]!r}{choices(wrong[0], SIZES)}")
-    if split not in ("valid", "test"):
-        raise ArgumentTypeError(f"unknown split {split!r}: use valid or test")
-    return name, split, {size: int(number) for size, number in pairs}
+def read_json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not JSON: pass an object such as {{\"test\": {{}}}}") from None
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = new_parser("lrpe evaluate-synthetic", __doc__, "CHECKPOINT OUT NAME:[SIZE=N,...] ... [--cpu]")
+    parser = new_parser("lrpe evaluate-synthetic", __doc__, "CHECKPOINT OUT EVALUATIONS [--cpu]")
     parser.add_argument("checkpoint", type=path_arg, help="checkpoint or run of the task synthetic_lm")
     parser.add_argument("out", type=path_arg, help="folder of the JSON files")
-    text = "name, and sizes of the problem or tokens_per_sample in place of those in training"
-    parser.add_argument("evaluations", nargs="+", type=evaluation, metavar="NAME:SIZE=N,..", help=text)
+    parser.add_argument("evaluations", type=read_json, help="JSON object of the evaluations")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate-synthetic"), output_folder(args.out):
+        evaluations = validate(RootModel[dict[str, SyntheticEvaluation]], args.evaluations).model_dump()
         checkpoint, _ = find(args.checkpoint, ["synthetic_lm"])
         trained = load_model(checkpoint, cpu=args.cpu)
-        for name, split, sizes in args.evaluations:
-            task = type(trained.task)(OmegaConf.merge(trained.task.cfg, sizes))
-            found = evaluate(trained.model, task, split)
+        for name, settings in evaluations.items():
+            task = type(trained.task)(OmegaConf.merge(trained.task.cfg, own_sizes(settings)))
+            found = evaluate(trained.model, task, settings["split"])
             write_atomic(args.out / f"problems-{name}.json", json.dumps(found, indent=1) + "\n")

@@ -70,12 +70,9 @@ class SyntheticLM(Kind):
                 )
 
     def evaluate_all(self, job, names):
-        words = [str(job.checkpoint), str(job.folder)]
-        for name in names:
-            settings = {key: x for key, x in self.evaluations(job.cfg)[name].items() if x is not None}
-            words.append(f"{name}:" + ",".join(f"{key}={value}" for key, value in settings.items()))
-        program = ["python", "-m", "fairseq_lrpe", "evaluate-synthetic"]
-        job.call([*program, *words, *["--cpu"] * job.cpu], "problems")
+        settings = {name: self.evaluations(job.cfg)[name] for name in names}
+        words = [str(job.checkpoint), str(job.folder), json.dumps(settings), *["--cpu"] * job.cpu]
+        job.call(["python", "-m", "fairseq_lrpe", "evaluate-synthetic", *words], "problems")
         for name in names:
             measured = json.loads((job.folder / f"problems-{name}.json").read_text("utf-8"))["measured"]
             if "nats" not in measured:
