@@ -7,10 +7,9 @@ import pandas as pd
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.run import as_text
 from fairseq_lrpe.experiments.definition.table import Paper, read_model
-from fairseq_lrpe.experiments.reporting.records import RUN, read_runs, row_key
+from fairseq_lrpe.experiments.reporting.records import MEASUREMENTS, read_runs, row_key
 
-STATE = ["kind", "updates", "reached", "length", "unit", "state", "problem", "folder"]
-MEASUREMENT = ["evaluation", "metric", "value", "signature"]
+STATE = ["updates", "reached", "length", "unit", "state", "problem"]
 PUBLISHED = ["paper", "table", "row", "attention", "method", "changes", "column", "metric", "better"]
 
 
@@ -42,12 +41,11 @@ def load_results(results: str | Path) -> pd.DataFrame:
     """
     lines = []
     for record in read_runs(Path(results).absolute()):
-        run = dict(zip(RUN, row_key(record.run), strict=True))
-        state = {name: getattr(record, name) for name in STATE} | {"folder": str(record.folder)}
-        state["kind"] = record.settings["kind"] if record.kind else None
-        for measured in list(record.measurements()) or [(None,) * len(MEASUREMENT)]:
-            lines.append({**run, **dict(zip(MEASUREMENT, measured, strict=True)), **state})
-    frame = pd.DataFrame(lines, columns=[*RUN, *MEASUREMENT, *STATE])
+        kind = record.settings["kind"] if record.kind else None
+        state = [kind, *(getattr(record, name) for name in STATE), str(record.folder)]
+        for measured in list(record.measurements()) or [(None, None, None, None)]:
+            lines.append([*row_key(record.run), *measured, *state])
+    frame = pd.DataFrame(lines, columns=[*MEASUREMENTS, "kind", *STATE, "folder"])
     return frame.astype(dict.fromkeys(["value", "updates", "reached", "length"], "float64"))
 
 
