@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote
@@ -247,19 +247,16 @@ def configured_settings(
 
     ``load`` returns the experiment of a name, which may have overrides.
     """
-    experiments, settings, found = {}, {}, {}
+    load, settings, found = cache(load), {}, {}
     for run in runs:
-        name, key = run.experiment, (run.experiment, run.changes)
+        key = run.experiment, run.changes
         with suppress(ValueError):  # the experiment or a changed key does not exist any more
-            if name not in experiments:
-                experiments[name] = load(name)
+            job = Job(load(run.experiment), run, Path())
             if key not in settings:
-                job = Job(experiments[name], run, Path())
                 evaluations = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
                 settings[key] = job.config, evaluations
             config, evaluations = settings[key]
-            config = config | {"starts_from": Job(experiments[name], run, Path()).start_name}
-            found[run] = compared(config, run.method, evaluations)
+            found[run] = compared(config | {"starts_from": job.start_name}, run.method, evaluations)
     return found
 
 
