@@ -102,7 +102,7 @@ def _encodings(table, column, attention, runs):
 
 
 def _is_equal(one, other):
-    low, high = map(difference(one.values, other.values).get, ("low", "high"))
-    is_apart = max(*one.values.values()) < min(*other.values.values())
-    is_apart |= min(*one.values.values()) > max(*other.values.values())
-    return not (low > 0 or high < 0 or (is_apart and len(one.values) >= 3))
+    paired = difference(one.values, other.values)
+    ours, theirs = sorted(one.values.values()), sorted(other.values.values())
+    is_apart = ours[-1] < theirs[0] or theirs[-1] < ours[0]
+    return not (paired["low"] > 0 or paired["high"] < 0 or (is_apart and len(ours) >= 3))
