@@ -1,6 +1,7 @@
 """Attention weights of trained language models."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,17 +29,12 @@ def trained_weights(run: Path) -> Tensor:
     dataset = trained.task.dataset("test")
     for module in trained.model.modules():
         if isinstance(module, SelfAttention):
-            module.attend = _recording(module, weights)
+            module.attend = partial(_record_and_attend, module, module.attend, weights)
     batch = dataset.collater([dataset[i] for i in range(min(BLOCKS, len(dataset)))])
     trained.model(batch["net_input"]["src_tokens"])
     return relative_weights(torch.stack(weights))
 
 
-def _recording(module, weights):
-    attend = module.attend
-
-    def record_and_attend(q, k, v, context, *args):
-        weights.append(attention_weights(module, q, k, context))
-        return attend(q, k, v, context, *args)
-
-    return record_and_attend
+def _record_and_attend(module, attend, weights, q, k, v, context, *args):
+    weights.append(attention_weights(module, q, k, context))
+    return attend(q, k, v, context, *args)
