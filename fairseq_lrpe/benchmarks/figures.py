@@ -31,6 +31,7 @@ DATA = [REPOSITORY / "data" / corpus / "bin" for corpus in CORPORA]
 """Data folders of the experiments of Qu et al. 2021, Table 1."""
 MAX_POSITIONS = ClassificationConfig().max_positions
 """Length to which these experiments truncate inputs."""
+HEADS, HEAD_DIM = 4, 64  # of the attention whose scores and weights are plotted
 PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}  # GCDF's λ is 4
 
 
@@ -146,34 +147,32 @@ def is_relative(name: str) -> bool:
 
 
 @torch.no_grad()
-def scores_by_distance(method: Method, reach: int = 256, heads: int = 4, head_dim: int = 64) -> torch.Tensor:
-    """Returns the scores (heads, reach + 1) of a query with keys at distances 0, 1, .. ``reach`` before it.
+def scores_by_distance(method: Method, reach: int = 256) -> torch.Tensor:
+    """Returns the scores (HEADS, reach + 1) of a query with keys at distances 0, 1, .. ``reach`` before it.
 
     The scores are those of causal softmax attention, before the softmax, in layer 2 of 6, with the initial
     parameters of the method's encoding. Query and keys are the same random positive unit vector.
     """
-    encoding, x = _initial(method, "softmax", reach, heads, head_dim)
+    encoding, x = _initial(method, "softmax", reach)
     context = Context(reach, 0, features=_features(encoding, reach))
     q, k = encoding(x[:, :, :1], x, context)
     return softmax_scores(encoding, q, k, context)[0, :, 0].flip(-1)
 
 
 @torch.no_grad()
-def weights_by_distance(
-    method: Method, attention: str, reach: int = 256, heads: int = 4, head_dim: int = 64
-) -> torch.Tensor:
-    """Returns the weights (heads, reach + 1) of keys at distances 0, 1, .. , which are 1 without an encoding.
+def weights_by_distance(method: Method, attention: str, reach: int = 256) -> torch.Tensor:
+    """Returns the weights (HEADS, reach + 1) of keys at distances 0, 1, .. , which are 1 without an encoding.
 
     In linear attention, they are the products of the query and keys after the feature map and the encoding,
     divided by the product without the encoding; they can be negative. A notebook in docs plots them.
     """
     if attention == "softmax":
-        scores = scores_by_distance(method, reach, heads, head_dim)
+        scores = scores_by_distance(method, reach)
         log_weights = ENCODINGS[method.encoding].log_weights
         return (scores.exp() if log_weights else scores.softmax(-1)) * (reach + 1)
-    encoding, x = _initial(method, "linear", reach, heads, head_dim)
+    encoding, x = _initial(method, "linear", reach)
     x = FEATURE_MAPS[method.flags.get("feature_map", "elu")](x)
-    identity = torch.eye(reach + 1).expand(1, heads, -1, -1)  # of these values, the outputs are the weights
+    identity = torch.eye(reach + 1).expand(1, HEADS, -1, -1)  # of these values, the outputs are the weights
     context = Context(features=_features(encoding, reach))
     options = {"causal": True, "log_decay": encoding.log_decay(context), "normalize": False}
     weights = linear_attention(*encoding(x, x, context), identity, **options)[0, :, -1].flip(-1)
@@ -184,17 +183,16 @@ def _features(encoding, reach):
     """Returns the encoding's features of random inputs, or None if it does not use the inputs."""
     if encoding.left_context is None:
         return None
-    width = encoding.num_heads * encoding.head_dim
-    return encoding.input_features(torch.randn(1, encoding.left_context + reach + 1, width))
+    return encoding.input_features(torch.randn(1, encoding.left_context + reach + 1, HEADS * HEAD_DIM))
 
 
-def _initial(method, attention, reach, heads, head_dim):
+def _initial(method, attention, reach):
     torch.manual_seed(0)
     cfg = PositionConfig(attention=attention, **method.flags)
-    size = {"embed_dim": heads * head_dim, "num_heads": heads}
+    size = {"embed_dim": HEADS * HEAD_DIM, "num_heads": HEADS}
     encoding = encoding_from_config(cfg, **size, causal=True, layer=2, layers=6).eval()
-    x = torch.rand(head_dim)
-    return encoding, (x / x.norm()).repeat(1, heads, reach + 1, 1)
+    x = torch.rand(HEAD_DIM)
+    return encoding, (x / x.norm()).repeat(1, HEADS, reach + 1, 1)
 
 
 def main(arguments: list[str] | None = None) -> None:
