@@ -40,11 +40,10 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
     with output_folder(folder / "settings"):
         for experiment in {run.experiment for run in runs}:
             name = experiment.replace("/", "-")
-            own = [run for run in runs if run.experiment == experiment]
-            points = [row_key(run) + point for run in own for point in _points(runs[run])]
+            own = {run: record for run, record in runs.items() if run.experiment == experiment}
+            points = [row_key(run) + point for run, record in own.items() for point in _points(record)]
             _merge(folder / "curves" / f"{name}.csv", POINTS, points, own)
-            numbers = _numbers({run: runs[run] for run in own})
-            _merge(folder / "measurements" / f"{name}.csv", MEASUREMENTS, numbers, own)
+            _merge(folder / "measurements" / f"{name}.csv", MEASUREMENTS, _numbers(own), own)
             of = sorted((run for run in lines if run.experiment == experiment), key=row_key)
             text = "".join(json.dumps(lines[run]) + "\n" for run in of)
             write_atomic(folder / "settings" / f"{name}.jsonl", text)
