@@ -121,14 +121,13 @@ def _numbers(shown, runs):
     found, columns = {}, {}
     for name, table in shown.items():
         rows = {(row.attention, row.row): row for row in table.rows}
-        lines = summarize(table, runs).itertuples()
-        for cell, line in zip(table.cells, lines, strict=True):
-            column, text, mean = TABLES[name] + cell.column, "not measured", None
+        for line in summarize(table, runs).itertuples():
+            column, text, mean = TABLES[name] + line.column, "not measured", None
             if line.seeds:
                 text = f"{format_number(line.mean, line.std, line.decimals)} ({line.state})"
                 columns[column], mean = name, line.mean
-            row = rows[cell.attention, cell.row]
-            found.setdefault((cell.attention, entry_name(row)), {})[column] = text, mean
+            row = rows[line.attention, line.row]
+            found.setdefault((line.attention, entry_name(row)), {})[column] = text, mean
     return found, list(columns)
 
 
