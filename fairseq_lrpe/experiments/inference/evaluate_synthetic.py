@@ -138,7 +138,8 @@ def read_json(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:
-        raise UserError(f"{text!r} is not JSON: pass an object such as {{\"test\": {{}}}}") from None
+        example = '{"test": {"split": "test"}}'
+        raise UserError(f"{text!r} is not JSON: pass an object such as {example}") from None
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -208,10 +208,12 @@ def test_markdown(runs, capsys):
         "| linear | Type1 | 1 | 2 |",
         "| linear | Spearman ρ |  | 0.50 |",
         "| attention | method | a valid |",
-        "| linear | RoPE | -7.00 [-9.48, -4.52] (3) |",
+        "| linear | RoPE | -7.00 [-9.48, -4.52] (3) |",  # of -8, -7 and -6
         "| linear | Type1 | -6.00 (1 seed: no interval) |",
     ]
-    assert "| softmax | SPE | - | - | 7.00 | - |" in text and "| softmax | Spearman ρ |  | needs 3" in text
+    assert "| softmax | SPE | - | - | 7.00 | - |" in text and "| softmax | RoPE | 1 | 1 |" in text
+    assert "| softmax | Spearman ρ |  | needs 3" in text
+    assert "| softmax | RoPE | -3.50 [-22.56, +15.56] (2) |" in text  # -2 and -5
 
 
 def test_latex(runs, capsys):
@@ -227,7 +229,8 @@ def test_csv(runs, capsys):
     numbers = {"paper": 9, "mean": 95, "std": 3, "seeds": 3, "paper_rank": 2, "rank": 1}
     numbers |= {"difference": -7, "low": -9.484138, "high": -4.515862, "common_seeds": 3}
     assert {name: float(rope[name]) for name in numbers} == pytest.approx(numbers, rel=1e-6)
-    assert rope["measured_on"] == "lm/big" and rows["linear", "Type1", "a_valid"]["std"] == ""
+    type1 = rows["linear", "Type1", "a_valid"]
+    assert rope["measured_on"] == "lm/big" and type1["std"] == type1["low"] == type1["high"] == ""
     assert rows["linear", "Type2", "a_valid"]["state"] == "stopped at 40 of 100"
     assert rows["linear", "Base", "b_test"]["measured_on"] == rows["linear", "Base", "b_test"]["mean"] == ""
 
