@@ -16,13 +16,6 @@ from fairseq_lrpe.methods import METHODS
 DATASETS = ("imdb", "sst2", "snli", "qnli", "qqp", "mnli")
 
 
-@pytest.fixture
-def saved(monkeypatch):
-    found = []
-    monkeypatch.setattr(figures, "save_figure", lambda figure, path, **options: found.append(figure))
-    return found
-
-
 def bars(ax):
     """Returns {center of a bar: its height} of the bars that are not empty."""
     return {bar.get_x() + bar.get_width() / 2: bar.get_height() for bar in ax.patches if bar.get_height()}
@@ -52,7 +45,9 @@ def test_input_lengths(inputs, more, tmp_path):
     assert list(map(len, given)) == expected
 
 
-def test_length_distributions(saved, tmp_path):
+def test_length_distributions(monkeypatch, tmp_path):
+    saved = []
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path, **options: saved.append(figure))
     folders = [write_text_dataset(tmp_path / name, longest=900) for name in "ab"]
     folders += [write_text_dataset(tmp_path / name) for name in "cd"]
     lengths = {folder: figures.input_lengths(folder) for folder in folders}

@@ -8,11 +8,6 @@ from fairseq_lrpe.experiments.reporting.tables import read_experiment_runs
 from fairseq_lrpe.methods import METHODS, canonical
 
 
-def plot(folder, tmp_path):
-    lines = plots.experiment_lines(read_experiment_runs("lm/x", folder))
-    return plots.plot_curves("x", lines, tmp_path / "x.png").axes
-
-
 def visible_points(ax):
     """Returns {row: its points with markers inside the panel}."""
     (left, right), (bottom, top), found = ax.get_xlim(), ax.get_ylim(), {}
@@ -45,7 +40,8 @@ def test_lines_with_one_or_two_points_are_visible(tmp_path, points):
         many = {40 * k: 1000 / k + i for k in range(1, 11)}
         write_run(tmp_path / f"lm/x/linear_{method}/seed-1", many, 10, 400)
     write_run(tmp_path / "lm/x/linear_tmlr_type1/seed-1", points, None, 400)
-    [ax] = plot(tmp_path, tmp_path)
+    lines = plots.experiment_lines(read_experiment_runs("lm/x", tmp_path))
+    [ax] = plots.plot_curves("x", lines, tmp_path / "x.png").axes
     found = visible_points(ax)
     [row] = [row for row in found if row.startswith("tmlr_type1")]
     assert found[row] == list(points.items()) and all(found.values())

@@ -41,11 +41,6 @@ def made(folder):
     return out.read_text()
 
 
-def states(page):
-    """Returns {run: (state, end of its log)} of the runs with problems."""
-    return {row[0]: row[1:3] for rows in page.tables if rows[0][1] == "state" for row in rows[1:]}
-
-
 def test_report_contains_tables_and_runs(runs):
     with locked(runs / "lm/big/linear_tmlr_type1/seed-2"):
         (runs / "lm/big/linear_tmlr_type1/seed-2/evaluation.json").unlink()
@@ -67,7 +62,7 @@ def test_report_contains_tables_and_runs(runs):
     [[run, bar, updated, progress]] = shown.table("run", "updates", "last updated", "progress")
     assert run == "lm/big/linear_tmlr_type1/seed-2" and bar == "100 of 100" and updated.endswith("UTC")
     assert progress.startswith("100 of 100 updates, ppl 96")
-    broken = states(shown)
+    broken = {row[0]: row[1:3] for rows in shown.tables if rows[0][1] == "state" for row in rows[1:]}
     assert broken["lm/big/linear_rope/seed-2"][0].startswith("damaged: Unterminated string")
     assert broken["lm/big/linear_base/seed-3"] == ["not measured", f"train.log ends: RuntimeError: {HOSTILE}"]
     assert broken["lm/big/linear_tmlr_type2/seed-1"] == ["stopped at 40 of 100", "-"]
