@@ -21,7 +21,7 @@ from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.inference import attention as inference
 from fairseq_lrpe.experiments.reporting import atlas, recording
-from fairseq_lrpe.experiments.reporting.answers import QUESTIONS, answers
+from fairseq_lrpe.experiments.reporting.answers import QUESTIONS, Measured, _is_equal, answers
 from fairseq_lrpe.experiments.reporting.records import configured_settings, read_runs, read_weights
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
@@ -149,6 +149,14 @@ def test_answers():
             overlap = values.min() <= seeds.loc[best].max() and values.max() >= seeds.loc[best].min()
             is_equal = interval.low <= 0 <= interval.high and (overlap or len(values) < 3)
             assert (method in [x.method for x in answer.equal]) == is_equal, (question, method)
+
+
+@pytest.mark.parametrize("seeds, expected", [(1, True), (2, True), (3, False)])
+def test_answers_tell_methods_apart_by_three_seeds(seeds, expected):
+    """The interval of the paired difference includes 0, but the values do not overlap."""
+    pair = (1.0, 2.0, 3.0), (3.5, 10.0, 30.0)
+    ours, theirs = (Measured("x", dict(enumerate(values[:seeds])), 2) for values in pair)
+    assert _is_equal(ours, theirs) == _is_equal(theirs, ours) == expected
 
 
 @pytest.mark.slow
