@@ -67,8 +67,7 @@ def write_environment(root, torch):
     (["broken"], "setup failed: nvidia-smi failed (broken): repair the driver or pass --torch"),
 ])  # fmt: skip
 def test_build_by_gpus(rows, expected, setup_env, tmp_path):
-    if rows:
-        write_program(tmp_path / "bin/nvidia-smi", "\n".join(f"echo '{row}'" for row in rows))
+    write_program(tmp_path / "bin/nvidia-smi", "\n".join(f"echo '{row}'" for row in rows))
     done = setup_env("--dry-run")
     assert (done.stdout + done.stderr).startswith(expected) and not (tmp_path / ".venv").exists()
 
