@@ -124,13 +124,9 @@ def _summarize_cell(cell, measured):
     lengths = _lengths(with_value)
     signatures = (x.measured[cell.evaluation].get(f"{cell.metric}_signature") for x in with_value)
     return {
-        "attention": cell.attention,
-        "row": cell.row,
+        **{name: getattr(cell, name) for name in ("attention", "row", "column", "metric", "better")},
         "method": cell.method or "",
-        "column": cell.column,
         "measured_on": cell.experiment,
-        "metric": cell.metric,
-        "better": cell.better,
         "paper": math.nan if paper is None else paper,
         "paper_std": math.nan if paper_std is None else paper_std,
         "mean": mean,

@@ -12,8 +12,7 @@ import pandas as pd
 from rich.console import Console
 from rich.markdown import Markdown
 
-TEXT_COLUMNS = ("attention", "method", "changes", "state", "setting", "evaluation", "metric")
-TEXT_COLUMNS += ("table", "title")
+TEXT_COLUMNS = "attention method changes state setting evaluation metric table title".split()
 """Columns that are aligned to the left; all others contain numbers."""
 MARKDOWN = str.maketrans({"|": r"\|"})
 LATEX = {character: f"\\{character}" for character in "&%_#${}"}
