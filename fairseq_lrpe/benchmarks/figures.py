@@ -19,6 +19,7 @@ from fairseq_lrpe.data import layout
 from fairseq_lrpe.encodings import ENCODINGS, Context, softmax_scores
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
+from fairseq_lrpe.experiments.reporting.encoding_kinds import RELATIVE, encoding_kind
 from fairseq_lrpe.methods import METHODS, Method
 from fairseq_lrpe.models.data_validation import check_labeled
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
@@ -117,7 +118,7 @@ def length_distributions(path: Path, lengths: dict[Path, np.ndarray], columns: i
 
 def score_curves(path: Path, columns: int = 5) -> None:
     """Plots the scores of every method with a relative encoding over the distance, one line per head."""
-    names = [name for name in METHODS if is_relative(name) and not name.startswith("ablation_")]
+    names = [x for x in METHODS if encoding_kind(x) in RELATIVE and not x.startswith("ablation_")]
     figure, axes = grid(len(names), columns, (15, 2.4), sharex=True)
     for ax, name in zip(axes, track(names, "score curves"), strict=True):
         ax.plot(scores_by_distance(METHODS[name]).T, linewidth=0.8)
@@ -136,14 +137,6 @@ def grid(count: int, columns: int, size: tuple[float, float], **options) -> tupl
     for ax in axes[count:]:
         ax.axis("off")
     return figure, axes[:count]
-
-
-def is_relative(name: str) -> bool:
-    """Returns whether a method has an encoding whose scores depend on query, key and distance only."""
-    encoding = ENCODINGS[METHODS[name].encoding]
-    if encoding is ENCODINGS["none"] or encoding.uses_absolute_positions or encoding.left_context is not None:
-        return False
-    return encoding.decomposable or encoding.bidirectional
 
 
 @torch.no_grad()

@@ -5,6 +5,8 @@ from fairseq_lrpe.experiments.definition.table import Row
 from fairseq_lrpe.methods import METHODS
 
 TOKEN_POSITIONS = "token positions"
+RELATIVE = ("decay", "relative, in q and k", "relative, in scores")
+"""Kinds of encodings whose scores depend on query, key and distance only."""
 
 
 def encoding_kind(method: str) -> str:
