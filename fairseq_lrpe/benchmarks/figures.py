@@ -20,6 +20,7 @@ from fairseq_lrpe.encodings import ENCODINGS, Context, softmax_scores
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.experiments.reporting.encoding_kinds import RELATIVE, encoding_kind
+from fairseq_lrpe.experiments.reporting.plots import grid
 from fairseq_lrpe.methods import METHODS, Method
 from fairseq_lrpe.models.data_validation import check_labeled
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
@@ -128,15 +129,6 @@ def score_curves(path: Path, columns: int = 5) -> None:
     figure.supxlabel("distance i − j from the key to the query")
     figure.supylabel("score before the softmax, one line per head")
     save_figure(figure, path, dpi=130)
-
-
-def grid(count: int, columns: int, size: tuple[float, float], **options) -> tuple[Figure, np.ndarray]:
-    rows = -(-count // columns)
-    figure = Figure(figsize=(size[0], size[1] * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, **options).flat
-    for ax in axes[count:]:
-        ax.axis("off")
-    return figure, axes[:count]
 
 
 @torch.no_grad()

@@ -110,19 +110,24 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
     if not panels:
         raise UserError("no run has validated yet: there is nothing to plot")
     across = min(len(panels), 3)
-    down = math.ceil(len(panels) / across)
     heights = (sum(wrap(line.row).count("\n") + 1.2 for line in drawn) for drawn in panels.values())
-    size = 8.5 * across, max(5, 1 + 0.18 * max(heights)) * down
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False).flat
-    for unused in axes[len(panels) :]:
-        unused.remove()
-    for ax, drawn in zip(axes, panels.values(), strict=False):
+    figure, axes = grid(len(panels), across, (8.5 * across, max(5, 1 + 0.18 * max(heights))))
+    for ax, drawn in zip(axes, panels.values(), strict=True):
         _draw_curves(ax, drawn)
     figure.suptitle(title)
     save_figure(figure, path, dpi=150)
     print(f"{path} shows the validation curves.", file=sys.stderr)
     return figure
+
+
+def grid(count: int, columns: int, size: tuple[float, float], **options) -> tuple[Figure, np.ndarray]:
+    """Returns a figure and its ``count`` panels; ``size`` is its width and the height of a row of panels."""
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(size[0], size[1] * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options).flat
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]
 
 
 def wrap(row: str, notes: Collection[str] = ()) -> str:
