@@ -15,6 +15,7 @@ from fairseq_lrpe.utils.files import PREPARE, read_file
 SUFFIXES = (".bin", ".idx")
 PREPARE_AGAIN = "remove its folder and prepare it again"
 METADATA = "about.json"  # of data for ``classification`` and ``image_classification``
+CODES = "codes"  # BPE merges of translation data, in the folder that also contains the data's folder
 PREPARATION = "preparation.json"  # tokenization settings of data for translation and ``question_generation``
 
 
@@ -41,6 +42,11 @@ def sentences(splits: Iterable[str]) -> list[str]:
 def questions(splits: Iterable[str]) -> list[str]:
     """Returns the files of answers, contexts and questions for the task ``question_generation``."""
     return ["vocab.txt", PREPARATION, *translation(splits, "source", "question")]
+
+
+def raw_text(data: Path, splits: Iterable[str], columns: Iterable[str]) -> list[Path]:
+    """Returns the files with the text of a prepared corpus before tokenization, which evaluations read."""
+    return [data.parent / "text" / f"{split}.{column}" for split in splits for column in columns]
 
 
 def classified(splits: Iterable[str], inputs: int) -> list[str]:

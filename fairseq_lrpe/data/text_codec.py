@@ -19,7 +19,7 @@ from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 from subword_nmt import apply_bpe, learn_bpe
 from tqdm import tqdm
 
-from fairseq_lrpe.data.layout import PREPARATION, read_note
+from fairseq_lrpe.data.layout import CODES, PREPARATION, read_note
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, read_lines, write_atomic
 
@@ -38,7 +38,7 @@ class Moses:
     facts = {"tokenizer": "moses", "bpe": "subword_nmt"}  # settings that preparation.json records
 
     def __init__(self, folder: Path):
-        self.path = folder / "codes"
+        self.path = folder / CODES
 
     def encode(self, language: str, line: str) -> str:
         return self.pieces(self.words(language, line))

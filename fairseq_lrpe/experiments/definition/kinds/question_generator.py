@@ -6,6 +6,8 @@ from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
 from fairseq_lrpe.experiments.definition.kinds.transformer import read_hypotheses
 from fairseq_lrpe.utils.files import REPOSITORY, read_lines, write_atomic
 
+COLUMNS = ("answer", "question")  # of the raw text
+
 
 class QuestionGenerator(Kind):
     task = "question_generation"
@@ -14,7 +16,9 @@ class QuestionGenerator(Kind):
     curve = Curve("valid_rouge_l", "validation ROUGE-L of greedy questions", "higher")
 
     def data(self, cfg):
-        return [REPOSITORY / cfg.data / name for name in layout.questions(self.splits(cfg))]
+        data, splits = REPOSITORY / cfg.data, [x["split"] for x in self.evaluations(cfg).values()]
+        files = [data / name for name in layout.questions(self.splits(cfg))]
+        return files + layout.raw_text(data, splits, COLUMNS)
 
     def evaluate(self, job, name):
         """Returns {"rouge_l": mean F1 of ROUGE-L in percent, "questions": number of reference questions}.
@@ -23,9 +27,7 @@ class QuestionGenerator(Kind):
         """
         log = self.run_evaluation(job, name, "fairseq-generate", "gen_subset", task=self.task)
         data, split = REPOSITORY / job.cfg.data, self.evaluations(job.cfg)[name]["split"]
-        answers, references = (
-            [*read_lines(data.parent / "text" / f"{split}.{column}")] for column in ("answer", "question")
-        )
+        answers, references = ([*read_lines(file)] for file in layout.raw_text(data, [split], COLUMNS))
         hypotheses, _ = read_hypotheses(log, len(references))
         pieces = word_pieces.load(data)
         generated = [pieces.text(hypothesis.split()) for hypothesis in hypotheses]

@@ -19,8 +19,13 @@ class Transformer(Kind):
     curve = Curve("valid_ppl", "validation perplexity")
 
     def data(self, cfg):
-        names = layout.translation(self.splits(cfg), cfg.train.source_lang, cfg.train.target_lang)
-        return [REPOSITORY / cfg.data / name for name in names]
+        data, target = REPOSITORY / cfg.data, cfg.train.target_lang
+        names = layout.translation(self.splits(cfg), cfg.train.source_lang, target)
+        files = [data / name for name in names]
+        if splits := [settings["split"] for settings in self.evaluations(cfg).values()]:
+            files += [data / layout.PREPARATION, data.parent / layout.CODES]
+            files += layout.raw_text(data, splits, [target])
+        return files
 
     def evaluate(self, job, name):
         log = self.run_evaluation(job, name, "fairseq-generate", "gen_subset")
@@ -39,7 +44,8 @@ def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
     from fairseq_lrpe.data import text_codec
 
     codec = text_codec.load(data)
-    references = [*read_lines(data.parent / "text" / f"{split}.{language}")]
+    [raw] = layout.raw_text(data, [split], [language])
+    references = [*read_lines(raw)]
     hypotheses, targets = read_hypotheses(log, len(references))
     targets = [codec.join(target) for target in targets]
     words = sacrebleu.BLEU(tokenize="none", force=True)

@@ -1,6 +1,7 @@
 """Translation: parsing fairseq's output, BLEU, and tiny trained models."""
 
 import itertools
+import shutil
 
 import pytest
 import sacrebleu
@@ -12,6 +13,7 @@ from fairseq_lrpe.cli import results as results_command
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.experiments.definition.kinds import transformer
 from fairseq_lrpe.experiments.execution.launch import train_command
+from fairseq_lrpe.utils.errors import UserError
 
 
 def test_bleu_of_raw_text_and_of_words(corpus, tmp_path):
@@ -64,3 +66,17 @@ def test_batches_are_counted_in_tokens(gpus, update_freq):
     given = dict(itertools.pairwise(words))
     assert given["--max-tokens"] == "4400" and given["--update-freq"] == str(update_freq)
     assert "--batch-size" not in words and given["--encoding-in"] == "encoder"  # as in the authors' code
+
+
+def test_files_of_evaluations_are_needed_before_the_training(corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path, dirs_exist_ok=True)
+    job = job_of("transformer/multi30k", "base", overrides=[f"data={tmp_path}/bin"], cpu=True)
+    job.check()
+    missing = ("bin/preparation.json", "codes", "text/test.de")
+    for name in missing:
+        (tmp_path / name).unlink()
+    with pytest.raises(UserError, match=r"lacks preparation\.json, \.\./codes, \.\./text/test\.de: "):
+        job.check()
+    evaluations = OmegaConf.to_container(job.cfg.evaluations)
+    omitted = [f"evaluations.{name}=null" for name in evaluations]
+    job_of("transformer/multi30k", "base", overrides=[f"data={tmp_path}/bin", *omitted], cpu=True).check()
