@@ -47,11 +47,11 @@ class Method:
         return [a for a in ATTENTIONS if a == "softmax" or self.encoding_class.decomposable]
 
 
-_NORM = {"linear_norm": "layernorm"}
+_LAYERNORM = {"linear_norm": "layernorm"}  # in place of the denominator of linear attention
 
 
 def _lrpe(core, rotation, source, **learned):
-    flags = {"encoding": "lrpe", "lrpe_core": core, "lrpe_rotation": rotation, **_NORM}
+    flags = {"encoding": "lrpe", "lrpe_core": core, "lrpe_rotation": rotation, **_LAYERNORM}
     return Method({**flags, **{f"lrpe_{option}": True for option in learned}}, source)
 
 
@@ -107,18 +107,18 @@ METHODS = {
     "roper": Method({"encoding": "roper"}, "Harik and Jayasiri 2022"),
     "rope_values": Method({"encoding": "rope_values"}, "RoPE on q, k and v, Su 2021, after Eq. 17"),
     "p_rope": Method({"encoding": "p_rope"}, "p-RoPE with p = 0.75, Barbero et al. 2025"),
-    "fope": Method({"encoding": "fope", **_NORM}, "FoPE, Hua et al. 2025"),
-    "rope_mixed": Method({"encoding": "rope_mixed", **_NORM}, "RoPE-Mixed, Heo et al. 2024"),
-    "liere": Method({"encoding": "liere", **_NORM}, "LieRE, Ostmeier et al. 2025"),
+    "fope": Method({"encoding": "fope", **_LAYERNORM}, "FoPE, Hua et al. 2025"),
+    "rope_mixed": Method({"encoding": "rope_mixed", **_LAYERNORM}, "RoPE-Mixed, Heo et al. 2024"),
+    "liere": Method({"encoding": "liere", **_LAYERNORM}, "LieRE, Ostmeier et al. 2025"),
     "liere_8": Method(
-        {"encoding": "liere", "liere_block_size": 8, **_NORM},
+        {"encoding": "liere", "liere_block_size": 8, **_LAYERNORM},
         "LieRE with blocks of 8 features, Ostmeier et al. 2025",
     ),
     "alibi": Method({"encoding": "alibi"}, "Press et al. 2022"),
     "xpos": Method({"encoding": "xpos"}, "xPos, Sun et al. 2022, Algorithm 1"),
     "xpos_512": Method({"encoding": "xpos", "xpos_scale_base": 512}, "xPos, as in its public code"),
-    "retnet": Method({"encoding": "retnet", **_NORM}, "Sun et al. 2023, Eqs. 5 and 8"),
-    "lrpe_decay": Method({"encoding": "lrpe_decay", **_NORM}, "TransNormerLLM, Qin et al. 2023"),
+    "retnet": Method({"encoding": "retnet", **_LAYERNORM}, "Sun et al. 2023, Eqs. 5 and 8"),
+    "lrpe_decay": Method({"encoding": "lrpe_decay", **_LAYERNORM}, "TransNormerLLM, Qin et al. 2023"),
     "cope": Method({"encoding": "cope"}, "CoPE, Golovneva et al. 2024"),
     "stick_breaking": Method({"encoding": "stick_breaking"}, "Tan et al. 2025"),
     "path": Method({"encoding": "path"}, "PaTH, Yang et al. 2025"),
@@ -126,10 +126,12 @@ METHODS = {
     "fox": Method({"encoding": "fox"}, "Forgetting Transformer, Lin et al. 2025"),
     "fox_rope": Method({"encoding": "fox_rope"}, "Forgetting Transformer with RoPE, Lin et al. 2025"),
     "cable": Method({"encoding": "fox", "fox_no_bias": True}, "CABLE, Veisi et al. 2025"),
-    "gla": Method({"encoding": "gla", **_NORM}, "GLA, Yang et al. 2024"),
-    "selective_rope": Method({"encoding": "selective_rope", **_NORM}, "Selective RoPE, Movahedi et al. 2025"),
+    "gla": Method({"encoding": "gla", **_LAYERNORM}, "GLA, Yang et al. 2024"),
+    "selective_rope": Method(
+        {"encoding": "selective_rope", **_LAYERNORM}, "Selective RoPE, Movahedi et al. 2025"
+    ),
     "selective_rope_fox": Method(
-        {"encoding": "selective_rope_fox", **_NORM},
+        {"encoding": "selective_rope_fox", **_LAYERNORM},
         "Selective RoPE with a forget gate, Movahedi et al. 2025",
     ),
     "cosformer": Method({"encoding": "cosformer", "feature_map": "relu"}, "Qin et al. 2022"),
