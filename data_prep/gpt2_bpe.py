@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +69,6 @@ def published(dest: Path, copy: Path | None = None) -> bytes:
 
 
 def line_encoder(folder: Path) -> Callable[[str], str]:
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # it logs missing speech packages on import
     import fairseq.data.encoders.gpt2_bpe_utils  # noqa: F401  imported once, before workers fork
 
     return BytePairs(folder).encode

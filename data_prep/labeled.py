@@ -1,7 +1,6 @@
 """Base classes of labeled corpora, and functions that write the files of their binarized data."""
 
 import json
-import logging
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -147,10 +146,8 @@ def try_read(read: Callable, image: tuple) -> tuple[np.ndarray | None, str]:
 
 def dataset_builder(prefix: Path, types: int):
     """Returns a builder of rows of indices into a dictionary of ``types`` symbols, or of bytes if it is 0."""
-    logging.disable(logging.INFO)  # fairseq logs missing optional packages on import
     from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder  # takes seconds to import
 
-    logging.disable(logging.NOTSET)
     dtype = (np.uint16 if types <= 1 << 16 else np.int32) if types else np.uint8
     return MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
 

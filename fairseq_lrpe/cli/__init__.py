@@ -46,8 +46,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit("lrpe needs Python 3.11 or newer; with Python 3.10, use fairseq's commands with --user-dir")
     # With Python's default, a fifth of the time that torch and fairseq take to start is garbage collection.
     gc.set_threshold(100_000, 50, 100)
-    # Importing fairseq sets the root logger to DEBUG, a level at which Pillow logs every chunk of a PNG file.
-    logging.getLogger("PIL").setLevel(logging.INFO)
+    # Importing fairseq calls basicConfig with the level DEBUG, which has no effect after this call.
+    logging.basicConfig(format="%(message)s")
     if getattr(sys.stdout, "errors", "") == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # tables contain ±, which some locales lack
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]

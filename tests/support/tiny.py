@@ -37,9 +37,8 @@ def run_command(name, *arguments, text=None, folder=REPOSITORY, **environment):
 
 def run_here(main, *arguments):
     words, before = list(map(str, arguments)), os.environ.copy()
-    logger, fairseq = logging.getLogger(main.__module__), logging.getLogger("fairseq")
-    handlers, disabled, level, code = list(logger.handlers), logging.root.manager.disable, fairseq.level, 0
-    fairseq.setLevel(logging.NOTSET)  # the level in a new process; data_prep and kinds/glue.py raise it
+    logger, disabled, code = logging.getLogger(main.__module__), logging.root.manager.disable, 0
+    handlers = list(logger.handlers)
     try:
         with (
             patch.object(sys, "argv", [main.__module__, *words]),
@@ -58,7 +57,6 @@ def run_here(main, *arguments):
             logger.removeHandler(handler)
             handler.close()
         logging.disable(disabled)
-        fairseq.setLevel(level)
         os.environ.clear()
         os.environ.update(before)
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())

@@ -1,9 +1,10 @@
-"""Reading standard input, and messages after Ctrl-C."""
+"""Reading standard input, messages after Ctrl-C, and logging."""
 
 import io
 from contextlib import nullcontext
 
 import pytest
+from support.tiny import BIN, run_command, succeeded
 
 from fairseq_lrpe.utils.cli import exit_on_error, read_stdin_lines, resumable
 
@@ -30,3 +31,19 @@ def test_ctrl_c_gives_advice_only_where_work_can_be_continued(block, end, capsys
     with pytest.raises(SystemExit) as ended, exit_on_error("x"), block():
         raise KeyboardInterrupt
     assert ended.value.code == 130 and capsys.readouterr().err == f"\nx: interrupted{end}\n"
+
+
+IMPORT_FAIRSEQ = """
+import logging
+from fairseq_lrpe.cli import main
+main(["--help"])
+import fairseq.data
+logging.getLogger("matplotlib").debug("not shown")
+logging.getLogger("matplotlib").info("not shown")
+logging.getLogger("matplotlib").warning("shown")
+"""
+
+
+def test_commands_that_import_fairseq_show_only_warnings():
+    """In a new process, because fairseq configures the root logger when it is imported first."""
+    assert succeeded(run_command(BIN / "python", "-c", IMPORT_FAIRSEQ)).stderr == "shown\n"

@@ -1,7 +1,6 @@
 """Fine-tuning of a pretrained RoBERTa on GLUE tasks, evaluated on the predicted labels or scores."""
 
 import json
-import logging
 import math
 from argparse import Namespace
 from functools import cache
@@ -117,7 +116,6 @@ def pretrained(path: Path) -> dict:
     if "_roberta" not in str(model["_name"]):
         expected = "linear_roberta_... or softmax_roberta_..."
         raise UserError(f"{path} has the architecture {model['_name']}: expected {expected}")
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing fairseq logs missing speech packages
     from fairseq_lrpe.config import method_flags  # imports fairseq, which takes seconds
 
     flags = {name: model[name] for name in SHAPE} | method_flags(Namespace(**model))
