@@ -17,6 +17,7 @@ from data_prep.parallel import map_lines
 from data_prep.text_corpus import BytePairCorpus
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE, PAPER_TASKS, TASKS, Task, get_task
+from fairseq_lrpe.data.layout import read_object
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, write_lines
 
@@ -95,7 +96,7 @@ class Glue(Tasks, BytePairCorpus):
         shutil.copyfile(text / "rows.json", folder / "rows.json")
 
     def report(self, args):
-        rows = json.loads((args.out / "bin" / "rows.json").read_text())
+        rows = read_object(args.out / "bin" / "rows.json", lambda counts: counts["train"] > 0)
         print(f"{args.name}: rows: {compared(rows, self.published_rows(args))}")
         classes = len(args.task.labels) or "1 --regression-target"
         flags = f"--task sentence_prediction --num-classes {classes} --user-dir fairseq_lrpe ..."

@@ -316,7 +316,9 @@ def published_rows(folder: Path) -> list[tuple[Path, int]]:
     files = [path for path in folder.glob("metadata/*.npy") if path.stem.isdecimal()]
     rows = []
     for file in sorted(files, key=lambda path: int(path.stem)):
-        for fields in metadata(file):
+        for number, fields in enumerate(metadata(file), 1):
+            if len(fields) < 4 or fields[3] not in ("0", "1"):
+                raise UserError(f"{file}: row {number} is not FOLDER IMAGE NUMBER LABEL, with label 0 or 1")
             rows.append((folder / fields[0] / fields[1], int(fields[3])))
     if len(rows) < 10:
         takes = f"--from takes {Pathfinder.accepts}"

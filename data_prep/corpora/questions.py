@@ -19,7 +19,7 @@ from data_prep.labeled import dataset_builder
 from data_prep.parallel import progress
 from data_prep.validation import is_unicode
 from fairseq_lrpe.data import word_pieces
-from fairseq_lrpe.data.layout import PREPARATION, vocabulary_size
+from fairseq_lrpe.data.layout import PREPARATION, read_object, vocabulary_size
 from fairseq_lrpe.data.word_pieces import SPECIALS, VOCABULARY, WordPieces, normalize_spaces
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, read_lines, write_lines
@@ -144,7 +144,7 @@ class Questions(Corpus):
         return f"{size:,} word pieces {origin}, {'lower-cased' if about['lowercase'] else 'cased'}"
 
     def report(self, args):
-        counts = json.loads((args.out / "bin" / ROWS).read_text())
+        counts = read_object(args.out / "bin" / ROWS, lambda counts: counts["train"]["rows"] > 0)
         rows = {split: count["rows"] for split, count in counts.items()}
         print(f"rows: {compared(rows, None if args.cut else self.version(args)['rows'])}")
         text = "{}: truncated {contexts:,} contexts, {answers:,} answers and {questions:,} questions"

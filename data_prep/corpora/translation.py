@@ -16,7 +16,7 @@ from data_prep.fetch import fetch, unpacked
 from data_prep.parallel import map_lines, progress
 from data_prep.validation import check_parallel
 from fairseq_lrpe.data import text_codec
-from fairseq_lrpe.data.layout import vocabulary_size
+from fairseq_lrpe.data.layout import read_object, vocabulary_size
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, write_lines
 
@@ -133,7 +133,7 @@ class Translation(Corpus):
         return compared(sizes, self.facts.get("vocabulary"))
 
     def report(self, args):
-        pairs = json.loads((args.out / "bin" / "pairs.json").read_text())
+        pairs = read_object(args.out / "bin" / "pairs.json", lambda pairs: pairs["train"]["kept"] > 0)
         counts = Counter(pairs["train"])
         left_out = f", {removed(counts)}" if counts.total() > counts["kept"] else ""
         print(f"train: {counts['kept']:,} of {counts.total():,} pairs kept{left_out}")

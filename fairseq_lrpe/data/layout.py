@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import count, takewhile
 from pathlib import Path
 
@@ -92,13 +93,17 @@ def check_binary(prefix: Path) -> None:
             )
 
 
-def read_note(path: Path, is_valid: Callable[[dict], bool]) -> dict | None:
-    """Returns the object in a JSON file, or None if it is missing, damaged or not valid."""
-    try:
+def read_object(path: Path, is_valid: Callable[[dict], bool], remedy: str = PREPARE_AGAIN) -> dict:
+    """Returns the object in a JSON file of a data folder.
+
+    Raises:
+        UserError: If the file is missing or damaged, or if ``is_valid`` is false or fails for its content.
+    """
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         found = json.loads(read_file(path))
-        return found if is_valid(found) else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+        if is_valid(found):
+            return found
+    raise UserError(f"{path} is missing, damaged or for another task: {remedy}")
 
 
 def read_metadata(folder: Path) -> dict:
@@ -111,11 +116,8 @@ def read_metadata(folder: Path) -> dict:
     def is_valid(note):
         return note["inputs"] in (1, 2) and len(note["labels"]) > 1 and isinstance(note["rows"], dict)
 
-    found = read_note(folder / METADATA, is_valid)
-    if found is None:
-        command = prepare_command(folder) or PREPARE
-        raise UserError(f"{folder / METADATA} is missing or damaged: `{command}` prepares such folders")
-    return found
+    command = prepare_command(folder) or PREPARE
+    return read_object(folder / METADATA, is_valid, f"`{command}` prepares such folders")
 
 
 def shards(folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 from subword_nmt import apply_bpe, learn_bpe
 from tqdm import tqdm
 
-from fairseq_lrpe.data.layout import CODES, PREPARATION, read_note
+from fairseq_lrpe.data.layout import CODES, PREPARATION, read_object
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, read_lines, write_atomic
 
@@ -79,9 +79,8 @@ class Moses:
 
 def load(data: Path) -> Moses:
     """Returns the codec of the prepared translation data in a folder."""
-    path = data / PREPARATION
-    if read_note(path, lambda note: note["bpe"] == Moses.facts["bpe"]) is None:
-        raise UserError(f"{path} is missing or not for translation: prepare a corpus (see `{PREPARE}`)")
+    remedy = f"prepare a corpus for translation (see `{PREPARE}`)"
+    read_object(data / PREPARATION, lambda found: found["bpe"] == Moses.facts["bpe"], remedy)
     codec = Moses(data.parent)
     if not codec.path.is_file():
         raise UserError(f"{codec.path} is missing: restore it, or remove {data} and prepare it again")

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_lrpe.data.layout import PREPARATION, read_note
+from fairseq_lrpe.data.layout import PREPARATION, read_object
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines
 
@@ -162,11 +162,10 @@ def restore_spaces(words: str) -> str:
 
 
 def read_preparation(data: Path) -> dict:
-    path = data / PREPARATION
-    found = read_note(path, lambda note: note["tokenizer"] == "bert" and "longest" in note)
-    if found is None:
-        raise UserError(f"{path} is missing or not for question generation: pass data of squad or cmrc2018")
-    return found
+    def is_valid(found):
+        return found["tokenizer"] == "bert" and "longest" in found
+
+    return read_object(data / PREPARATION, is_valid, "question generation needs data of squad or cmrc2018")
 
 
 def load(data: Path) -> WordPieces:

@@ -49,6 +49,7 @@ CALLS = [
     ("lra_retrieval_mini --from {text}", "{text}/train.txt has fewer than two articles"),
     ("listops --from {empty} --depth 4", "--depth is for generated data"),
     ("pathfinder --from {text}", "{text}/metadata/*.npy list 0 images"),
+    ("pathfinder --from {fields}", "{fields}/metadata/0.npy: row 1 is not FOLDER IMAGE NUMBER LABEL"),
     ("pathfinder --window 8 --contour-length 40", "--contour-length 40 is too large"),
     ("multi30k --from {pairs_uneven}", "train.en has 36 lines, but {pairs_uneven}/train.de has 35"),
     ("wmt14_en_de --from {pairs_uneven} --valid newstest2013", "--valid is for the published archives"),
@@ -76,6 +77,7 @@ def places(tmp_path_factory):
     squad = json.dumps({"data": [{"paragraphs": [{"context": "a text, a text", "qas": [asked]}]}]}).encode()
     files("questions", {f"{name}.json": squad for name in ("train-v2.0", "dev-v2.0")})
     files("one", {f"{split}.{end}": b"a\n" * 4 for split in SPLITS for end in ("input0.txt", "label")})
+    files("fields", {"metadata/0.npy": b"imgs/0 sample_0.png 0\n"})
     files("few", {f"{split}.{end}": b"a\nb\n" for split in SPLITS for end in ("input0.txt", "label")})
     files("untitled", {f"wiki.{split}.tokens": b"a text\n" * 9 for split in SPLITS})
     files("lone_dictionary", {"dict.txt": b"a 1\n"})

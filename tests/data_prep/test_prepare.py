@@ -3,6 +3,7 @@
 import errno
 import re
 import subprocess
+from argparse import Namespace
 from importlib import import_module
 
 import pytest
@@ -11,6 +12,7 @@ from support.tiny import BIN
 
 from data_prep import prepare as command
 from data_prep import text_corpus
+from data_prep.corpora import glue, questions, translation
 from data_prep.corpus import Corpus
 from fairseq_lrpe.utils.errors import UserError
 
@@ -56,6 +58,18 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
 
 
 REVIEWS = {f"{x}/{y}/{i}.txt": b"a text" for x in ("train", "test") for y in ("neg", "pos") for i in range(2)}
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}"])
+@pytest.mark.parametrize(("corpus", "file"), [
+    (glue.Glue("glue"), "rows.json"),
+    (questions.Questions("squad"), "rows.json"),
+    (translation.Translation("multi30k"), "pairs.json"),
+])  # fmt: skip
+def test_damaged_counts_are_errors(corpus, file, content, tmp_path):
+    write_files(tmp_path, {f"bin/{file}": content})
+    with pytest.raises(UserError, match=f"bin/{file} is missing, damaged or for another task: remove its"):
+        corpus.report(Namespace(out=tmp_path))
 
 
 @pytest.mark.parametrize("source", ["out/unpacked", "given.zip"])

@@ -1,6 +1,5 @@
 """Fine-tuning of a pretrained RoBERTa on GLUE tasks, evaluated on the predicted labels or scores."""
 
-import json
 import math
 from argparse import Namespace
 from functools import cache
@@ -62,7 +61,8 @@ class Glue(Kind):
             command = prepare_command(display_path(rows.parent)) or f"{PREPARE} glue {cfg.task}"
             remedy = f"`{command}` prepares it, or override data=FOLDER if its --out was FOLDER"
             raise UserError(f"{rows.parent} has no data of {cfg.task}: {remedy}")
-        return cfg.epochs * math.ceil(json.loads(rows.read_text("utf-8"))["train"] / cfg.batch.total)
+        train = layout.read_object(rows, lambda counts: counts["train"] > 0)["train"]
+        return cfg.epochs * math.ceil(train / cfg.batch.total)
 
     def flags(self, job):
         cfg, task, updates = job.cfg, get_task(job.cfg.task), self.updates(job.cfg)

@@ -73,3 +73,6 @@ def test_updates_depend_on_the_size_of_the_task(tmp_path):
     (tmp_path / "RTE/bin").mkdir(parents=True)
     (tmp_path / "RTE/bin/rows.json").write_text('{"train": 65}')
     assert glue.KIND.updates(cfg) == 3 * 3
+    (tmp_path / "RTE/bin/rows.json").write_text('{"train":')
+    with pytest.raises(ValueError, match=r"rows\.json is missing, damaged"):
+        glue.KIND.updates(cfg)
