@@ -57,6 +57,8 @@ def stable_block_size(log_decay: Tensor, limit: int) -> int:
 
     Here, i is a position of the block and m its middle.
     """
+    if log_decay.is_meta:
+        return limit
     return max(1, min(limit, int(2 * _MAX_EXPONENT / max(1e-9, -float(log_decay.detach().min())))))
 
 

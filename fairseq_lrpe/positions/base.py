@@ -87,7 +87,10 @@ class AbsolutePosition(Float32Parameters):
 
     def last_position(self, positions: Tensor, limit: int | None = None) -> int:
         """Returns the largest position or 0; raises a ValueError if it is not below ``limit``."""
-        last = int(positions.max()) if positions.numel() else 0
+        if positions.is_meta:  # there are no values
+            last = max(0, positions.size(-1) - 1)
+        else:
+            last = int(positions.max()) if positions.numel() else 0
         if limit is not None and last >= limit:
             raise ValueError(
                 f"{self.name} positions support sequences of at most {limit} tokens, not {last + 1}: shorten "
