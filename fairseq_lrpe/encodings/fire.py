@@ -76,9 +76,12 @@ class FIRE(Encoding):
         else:
             i = torch.arange(q_offset, q_offset + queries, device=q.device)
         bias = expand_distances(near_bias[:, columns], queries, keys, q_offset)
-        (far,) = (i > threshold).nonzero(as_tuple=True)  # rows of the queries beyond the threshold
+        if i.is_meta or torch.compiler.is_exporting():  # values are unknown
+            far = torch.arange(queries, device=q.device)
+        else:
+            (far,) = (i > threshold).nonzero(as_tuple=True)  # rows of the queries beyond the threshold
         if len(far):
-            normalizer = self._normalizer(i[far, None].to(logs.dtype))
+            normalizer = self._normalizer(i[far, None].to(logs.dtype).clamp(min=threshold))
             far_logs = expand_distances(logs[columns], queries, keys, q_offset)[far]
             far_bias = self._function_of_pairs(far_logs / normalizer)
             bias = far_bias if len(far) == queries else bias.index_copy(1, far, far_bias)

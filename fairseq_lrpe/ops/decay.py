@@ -80,6 +80,8 @@ def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tenso
         the products (B, H, rows, keys), whose entries with j > i are arbitrary, but finite.
     """
     log_decay = finite_log_decay(log_decay)
+    if torch.compiler.is_exporting():  # the size of stable blocks depends on values, which are unknown
+        return gated_products(log_decay[None, :, None].expand(-1, -1, k.size(-2), -1))
     block_size = stable_block_size(log_decay, 64)
     half = block_size // 2
     num_keys, dtype = k.size(-2), torch.promote_types(q.dtype, torch.float32)
