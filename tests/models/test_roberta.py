@@ -140,7 +140,7 @@ def test_mask_decoder_matches_formula(normalize_before):
 # Models trained with fairseq's commands.
 
 ARCH = "linear_roberta_tmlr_type1"
-TINY = [*SHORT_TRAINING, "--lr", 0.005, *sizes("encoder", layers=2, width=32, heads=4, ffn=64)]
+TINY = [*SHORT_TRAINING, "--lr", 0.001, *sizes("encoder", layers=2, width=32, heads=4, ffn=64)]
 PRETRAINING = "--task masked_lm --criterion masked_lm --tokens-per-sample 64 --max-update 6".split()
 FINETUNING = (
     "--task sentence_prediction --criterion sentence_prediction --batch-size 10 --max-positions 64 "
