@@ -213,9 +213,9 @@ class SelfAttention(nn.Module):
         x = self._concat(parts).movedim(self.time_dim, 1)
         if padding is not None:
             x = x.masked_fill(padding[..., None], 0.0)
-        inputs = x.new_zeros(len(x), length, x.size(2)) if inputs is None else inputs
-        if len(inputs) != len(x):
-            raise ValueError(f"the state has a batch of {len(inputs)}, not {len(x)}: {STATE_REMEDY}")
+        inputs = x.new_zeros(x.size(0), length, x.size(2)) if inputs is None else inputs
+        if inputs.size(0) != x.size(0):
+            raise ValueError(f"the state has a batch of {inputs.size(0)}, not {x.size(0)}: {STATE_REMEDY}")
         x = torch.cat([inputs, x], dim=1)
         features = self.encoding.input_features(x)
         if padding is not None:

@@ -88,7 +88,7 @@ class SoftmaxAttention(SelfAttention):
             # Blocks have nearly equal sizes, so that 150 queries are not split into 128 and 22.
             if self.causal:
                 block_size = math.ceil(length / max(1, round(length / _CAUSAL_BLOCK_SIZE)))
-            if length > 1024:
+            if length > 1024 and not torch.compiler.is_exporting():  # in which the batch size can be unknown
                 elements = max(1, q.size(0) * q.size(1) * k.size(2))  # of a query; a batch can be empty
                 block_size = min(block_size, max(16, _MAX_BIAS_ELEMENTS // elements))
         attend_block = self._attend_block

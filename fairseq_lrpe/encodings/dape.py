@@ -60,7 +60,10 @@ class DAPE(DistanceBias):
         bias = self.bias(at_least_float32(q), k, context)
         with no_autocast(q.device):  # biases of far keys are large
             scores = at_least_float32(content)
-            size = max(1, _MAX_HIDDEN_ELEMENTS // max(1, len(q) * len(self.hidden_weight) * k.size(-2)))
+            size = q.size(-2)
+            if not torch.compiler.is_exporting():  # in which the batch size can be unknown
+                row = max(1, len(q) * len(self.hidden_weight) * k.size(-2))  # activations
+                size = max(1, _MAX_HIDDEN_ELEMENTS // row)
             blocks = [*zip(scores.split(size, dim=-2), bias.split(size, dim=-2), strict=True)]
             adapt = self._recomputed if len(blocks) > 1 else self._perceptron
             return torch.cat([adapt(*block) for block in blocks], dim=-2).to(content.dtype)

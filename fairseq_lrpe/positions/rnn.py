@@ -61,7 +61,7 @@ class RNN(AbsolutePosition):
         if not is_token.size(1):
             return x[..., :1].expand(*x.shape[:2], rnn.hidden_size)
         inputs = x.to(rnn.weight_ih_l0.dtype)
-        state = inputs.new_zeros(len(x), rnn.hidden_size) if state is None else state.to(inputs.dtype)
+        state = inputs.new_zeros(x.size(0), rnn.hidden_size) if state is None else state.to(inputs.dtype)
         # Tokens are moved before padding, and the state after i tokens is looked up for each row.
         tokens_first = is_token.logical_not().int().argsort(dim=1, stable=True).unsqueeze(-1)
         states, _ = rnn(inputs.take_along_dim(tokens_first, dim=1), state.unsqueeze(0))

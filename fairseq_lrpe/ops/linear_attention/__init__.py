@@ -128,8 +128,9 @@ def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
     for name, (x, shape) in expected.items():
         if x is not None and x.shape != shape:
             raise ValueError(f"{name} must have shape {shape} {given}, not {_shape(x)}")
-    constant, varying = ((heads, 1), (heads, d), (1, d)), ((batch, heads, keys, n) for n in (1, d))
-    if log_decay is not None and log_decay.shape not in (*constant, *varying):
+    # torch.export would require that the batch size is not `heads` if shapes of both kinds were compared.
+    decays = {2: ((heads, 1), (heads, d), (1, d)), 4: [(batch, heads, keys, n) for n in (1, d)]}
+    if log_decay is not None and log_decay.shape not in decays.get(log_decay.dim(), ()):
         raise ValueError(
             f"log_decay must have shape {(heads,)}, {(heads, d)}, {(1, d)}, {(batch, heads, keys)} or "
             f"{(batch, heads, keys, d)} {given}, not {_shape(log_decay)}"
