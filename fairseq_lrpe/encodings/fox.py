@@ -25,14 +25,15 @@ class ForgetGate(Encoding):
         nn.init.normal_(self.gate.weight, std=0.02)
         if not no_bias:
             nn.init.zeros_(self.gate.bias)
+        self._has_other_features = super().left_context is not None
 
     def input_features(self, x: Tensor) -> Tensor:
         """Returns the features of the other base class, if it has any, and log f, (B, H, n, F + 1)."""
         log_gates = F.logsigmoid(at_least_float32(self.gate(x[:, self.left_context :])))
         log_gates = log_gates.transpose(1, 2)[..., None]
-        if super().left_context is None:
-            return log_gates
-        return torch.cat([super().input_features(x), log_gates], dim=-1)
+        if self._has_other_features:
+            return torch.cat([super().input_features(x), log_gates], dim=-1)
+        return log_gates
 
     def log_decay(self, context: Context = START) -> Tensor | None:
         return context.input_features()[..., -1]

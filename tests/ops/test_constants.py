@@ -185,6 +185,15 @@ def test_export_of_attention_with_a_dynamic_batch_size():
             assert_same(*(with_gradients(f(x), [x]) for f in (exported, module)))
 
 
+def test_attention_is_compiled_to_one_graph():
+    for module in (create().double() for create in modules()):
+        if isinstance(module, SelfAttention) and module.encoding.name not in ("fire", "gla", "per", "xpos"):
+            torch._dynamo.reset()
+            compiled = torch.compile(module, backend="eager", fullgraph=True)
+            x = randn(2, L, E).requires_grad_()
+            assert_same(*(with_gradients(f(x), [x]) for f in (compiled, module)))
+
+
 @pytest.mark.parametrize("name", ["spe", "conv_spe"])
 def test_noise_depends_on_neither_dtype(name):
     module, x = build(name), inputs(1, L, E)
