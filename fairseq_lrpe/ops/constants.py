@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -72,10 +72,10 @@ constant = Constants(maxsize=32)
 def normal_noise(seed: int, *shape: int) -> Tensor:
     """Returns standard normal noise in float32 that depends on the arguments, not on torch's random state.
 
-    A traced program contains it as a constant.
+    An exported or traced program contains it as a constant.
     """
     if torch.compiler.is_dynamo_compiling():
-        return _compiled_noise(seed, *shape)
+        return _compiled_noise(seed, shape)
     tracing = is_tracing()
     with _disable_current_modes() if tracing else contextlib.nullcontext(), _eager():
         generator = torch.Generator().manual_seed(seed)
@@ -83,10 +83,12 @@ def normal_noise(seed: int, *shape: int) -> Tensor:
     return torch.ops.aten.lift_fresh(noise) if tracing else noise  # as torch.tensor does
 
 
-def _compiled_noise(seed, *shape):
-    # The compiler takes the sizes of parameters for constants.
-    return torch.nn.Parameter(normal_noise(seed, *shape), requires_grad=False)
+@torch.library.custom_op("fairseq_lrpe::normal_noise", mutates_args=())
+def _compiled_noise(seed: int, shape: Sequence[int]) -> Tensor:
+    """Computes :func:`normal_noise` in compiled programs, which may overwrite the result."""
+    return constant(normal_noise, seed, *shape, device="cpu").clone()
 
 
-# torch.compiler.assume_constant_result sets this attribute, but imports the compiler, which takes seconds.
-_compiled_noise._dynamo_marked_constant = True
+@_compiled_noise.register_fake
+def _(seed, shape):
+    return torch.empty(shape, dtype=torch.float32, device="cpu")

@@ -155,7 +155,7 @@ def gated_block_size(log_decay: Tensor, size: int) -> int:
 def _is_at_most(x, limit):
     if x.is_meta or not x.numel():
         return True
-    if is_transformed():
+    if is_transformed() or torch.compiler.is_compiling():
         return False
     low, high = x.detach().aminmax()
     return float(torch.maximum(-low, high)) <= limit

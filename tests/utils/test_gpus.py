@@ -67,9 +67,9 @@ def test_bf16_needs_gpus_that_support_it(monkeypatch):
 
 @pytest.fixture
 def no_cache():
-    FLA.fla_missing_requirement.cache_clear()
+    FLA._missing_requirement.cache_clear()
     yield
-    FLA.fla_missing_requirement.cache_clear()
+    FLA._missing_requirement.cache_clear()
 
 
 @pytest.mark.parametrize("capability, installed, missing", [

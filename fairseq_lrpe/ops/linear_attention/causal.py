@@ -289,7 +289,8 @@ class _Part:
         if decay is not None:
             decay = decay.expand(*decay.shape[:-3], self.chunks, -1, -1)
         few = updates.device.type == "cpu" or self.chunks <= _MIN_CHUNKS
-        scan = _scan_by_chunk if few else _scan_by_block
+        # torch.compile does not support `out=` with a part of a tensor.
+        scan = _scan_by_chunk if few and not torch.compiler.is_compiling() else _scan_by_block
         totals = scan(total, updates, decay, backwards)
         return (totals if read is None else totals.mul_(read)).flatten(0, 2)
 

@@ -64,9 +64,17 @@ def _gates_have_wrong_gradients(device):
     return "3.4.0" <= TorchVersion(import_module("triton").__version__) < "3.7.1"
 
 
-@cache  # called by every layer in every step
 def fla_missing_requirement(device: torch.device) -> str | None:
     """Returns a description of what the kernels need to run on the device, or None if they can run."""
+    return _missing_requirement(device)
+
+
+# torch.compiler.assume_constant_result sets this attribute, but imports the compiler, which takes seconds.
+fla_missing_requirement._dynamo_marked_constant = True
+
+
+@cache  # called by every layer in every step
+def _missing_requirement(device):
     if device.type != "cuda":
         return f"a CUDA GPU (the device is {device.type})"
     if (capability := torch.cuda.get_device_capability(device)) < MIN_COMPUTE_CAPABILITY:
