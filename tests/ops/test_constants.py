@@ -201,6 +201,16 @@ def test_attention_can_be_compiled():
             assert_same(*(with_gradients(f(x), [x]) for f in (compiled, module)))
 
 
+@pytest.mark.parametrize("name", ["none", "retnet", "fox", "gla"])
+def test_compiled_linear_attention_under_autocast(name):
+    torch._dynamo.reset()
+    module, x = LinearAttention(E, H, name, causal=True), inputs(2, 70, E)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = [f(x) for f in (compiled, module)]
+    assert_same(*(with_gradients(out, [*module.parameters()]) for out in outputs), tolerance=1e-2)
+
+
 @pytest.mark.parametrize("name", ["spe", "conv_spe"])
 def test_noise_depends_on_neither_dtype(name):
     module, x = build(name), inputs(1, L, E)
