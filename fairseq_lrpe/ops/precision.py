@@ -14,9 +14,10 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 def no_autocast(device: torch.device) -> AbstractContextManager:
     """Returns a context without autocast, which would compute in half precision on ``device``."""
+    if device.type == "meta":
+        return nullcontext()
     # A compiled backward pass runs with the autocast of the caller, not with that of the traced function.
-    enabled = torch.is_autocast_enabled(device.type) or torch.compiler.is_dynamo_compiling()
-    if device.type == "meta" or not enabled:
+    if not (torch.is_autocast_enabled(device.type) or torch.compiler.is_dynamo_compiling()):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 

@@ -27,12 +27,13 @@ def split(x: Tensor) -> list[tuple[slice, slice]]:
     There are at most as many parts as torch has threads. There is one part for small tensors, on other
     devices than the CPU, and in ``torch.compile``.
     """
-    is_split = x.device.type == "cpu" and x.numel() >= _MIN_ELEMENTS and not torch.compiler.is_compiling()
-    batch, heads, threads = *x.shape[:2], torch.get_num_threads() if is_split else 1
-    batch, heads = max(1, batch), max(1, heads)
+    batch, heads = x.shape[:2]
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() < _MIN_ELEMENTS:
+        return [(slice(0, batch), slice(0, heads))]
+    threads = torch.get_num_threads()
     grids = [(min(n, batch), min(threads // n, heads)) for n in range(threads, 0, -1)]
     across, down = min(grids, key=lambda grid: math.ceil(batch / grid[0]) * math.ceil(heads / grid[1]))
-    return list(itertools.product(_slices(len(x), across), _slices(x.size(1), down)))
+    return list(itertools.product(_slices(batch, across), _slices(heads, down)))
 
 
 def _slices(length, count):
