@@ -168,7 +168,7 @@ def set_up(files, here, name, arguments, folder, environment):
     os.environ.clear()
     os.environ.update(environment)
     sys.executable = f"{here}/python"
-    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = dict.fromkeys(path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path)
     first = {"-m": folder, "-c": ""}[arguments[0]] if name == "python" else str(BIN)
     sys.path[:1] = [first, *paths]
     if "PYTHONUNBUFFERED" in environment:
