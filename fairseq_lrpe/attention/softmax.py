@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fairseq_lrpe.attention.base import STATE_REMEDY, SelfAttention, append_rows, select_rows
 from fairseq_lrpe.encodings import Encoding, prepare_scores
-from fairseq_lrpe.ops.autograd import KeepLayout, apply, recompute
+from fairseq_lrpe.ops.autograd import KeepLayout, apply, is_exporting, recompute
 
 _CAUSAL_BLOCK_SIZE = 128
 """Approximate number of queries per block in causal attention whose scores are modified by the encoding."""
@@ -88,7 +88,7 @@ class SoftmaxAttention(SelfAttention):
             # Blocks have nearly equal sizes, so that 150 queries are not split into 128 and 22.
             if self.causal:
                 block_size = math.ceil(length / max(1, round(length / _CAUSAL_BLOCK_SIZE)))
-            if length > 1024 and not torch.compiler.is_exporting():  # in which the batch size can be unknown
+            if length > 1024 and not is_exporting():
                 elements = max(1, q.size(0) * q.size(1) * k.size(2))  # of a query; a batch can be empty
                 block_size = min(block_size, max(16, _MAX_BIAS_ELEMENTS // elements))
         attend_block = self._attend_block

@@ -8,7 +8,7 @@ from fairseq_lrpe.encodings.alibi import ALiBi
 from fairseq_lrpe.encodings.base import Context, check_choice, register_encoding
 from fairseq_lrpe.encodings.distance_bias import DistanceBias
 from fairseq_lrpe.encodings.kerple import KERPLE
-from fairseq_lrpe.ops.autograd import recompute
+from fairseq_lrpe.ops.autograd import is_exporting, recompute
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 
 BIASES = ("kerple", "alibi")
@@ -61,7 +61,7 @@ class DAPE(DistanceBias):
         with no_autocast(q.device):  # biases of far keys are large
             scores = at_least_float32(content)
             size = q.size(-2)
-            if not torch.compiler.is_exporting():  # in which the batch size can be unknown
+            if not is_exporting():
                 row = max(1, len(q) * len(self.hidden_weight) * k.size(-2))  # activations
                 size = max(1, _MAX_HIDDEN_ELEMENTS // row)
             blocks = [*zip(scores.split(size, dim=-2), bias.split(size, dim=-2), strict=True)]

@@ -12,10 +12,16 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 
+def is_exporting() -> bool:
+    """Returns whether ``torch.export`` traces the function; values and the batch size can be unknown."""
+    # torch 2.6 does not have this function.
+    return torch.compiler.is_compiling() and getattr(torch.compiler, "is_exporting", bool)()
+
+
 def is_transformed() -> bool:
     """Returns whether ``torch.func``, ``torch.export`` or forward-mode AD transforms the current function."""
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        return is_exporting()
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -83,8 +83,11 @@ def normal_noise(seed: int, *shape: int) -> Tensor:
     return torch.ops.aten.lift_fresh(noise) if tracing else noise  # as torch.tensor does
 
 
-@torch.library.custom_op("fairseq_lrpe::normal_noise", mutates_args=())
-def _compiled_noise(seed: int, shape: Sequence[int]) -> Tensor:
+# The operator has a schema because torch 2.4 cannot infer that of a sequence.
+@torch.library.custom_op(
+    "fairseq_lrpe::normal_noise", mutates_args=(), schema="(int seed, int[] shape) -> Tensor"
+)
+def _compiled_noise(seed, shape):
     """Computes :func:`normal_noise` in compiled programs, which may overwrite the result."""
     return constant(normal_noise, seed, *shape, device="cpu").clone()
 

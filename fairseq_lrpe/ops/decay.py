@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lrpe.ops.autograd import is_transformed
+from fairseq_lrpe.ops.autograd import is_exporting, is_transformed
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 
@@ -80,7 +80,7 @@ def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tenso
         the products (B, H, rows, keys), whose entries with j > i are arbitrary, but finite.
     """
     log_decay = finite_log_decay(log_decay)
-    if torch.compiler.is_exporting():  # the size of stable blocks depends on values, which are unknown
+    if is_exporting():  # the size of stable blocks depends on values
         return gated_products(log_decay[None, :, None].expand(-1, -1, k.size(-2), -1))
     block_size = stable_block_size(log_decay, 64)
     half = block_size // 2
@@ -155,7 +155,7 @@ def gated_block_size(log_decay: Tensor, size: int) -> int:
 def _is_at_most(x, limit):
     if x.is_meta or not x.numel():
         return True
-    if is_transformed() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_transformed():  # values are unknown
         return False
     low, high = x.detach().aminmax()
     return float(torch.maximum(-low, high)) <= limit

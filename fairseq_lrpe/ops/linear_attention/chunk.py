@@ -19,7 +19,8 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Te
         return chunk_causal(q, k, v, args)
     # Bidirectional, or at most one query: all queries see all keys.
     q, k, v = (x.to(args.dtype) for x in (q, k, v))
-    if args.causal or is_transformed():
+    # torch.compile does not support `out=` with a part of a tensor.
+    if args.causal or torch.compiler.is_compiling() or is_transformed():
         state = update_state(args.state, k, v, args.log_decay)
         out = _attend(q, *state, args)
     else:
