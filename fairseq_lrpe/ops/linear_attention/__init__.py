@@ -75,9 +75,9 @@ def linear_attention(
         ValueError: for an unknown backend or one that does not support the arguments, incompatible shapes, a
             causal call with more queries than keys, a decay without ``causal``, or a chunk size below 1.
     """
+    _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size)
     if log_decay is not None and log_decay.dim() in (1, 3):
         log_decay = log_decay[..., None]
-    _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size)
     if backend == "auto":
         backend = "fla" if fla_supports(q, k, v) else "chunk"
     if backend not in BACKENDS:
@@ -129,7 +129,8 @@ def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
         if x is not None and x.shape != shape:
             raise ValueError(f"{name} must have shape {shape} {given}, not {_shape(x)}")
     # torch.export would require that the batch size is not `heads` if shapes of both kinds were compared.
-    decays = {2: ((heads, 1), (heads, d), (1, d)), 4: [(batch, heads, keys, n) for n in (1, d)]}
+    decays = {1: [(heads,)], 2: [(heads, 1), (heads, d), (1, d)]}
+    decays |= {3: [(batch, heads, keys)], 4: [(batch, heads, keys, n) for n in (1, d)]}
     if log_decay is not None and log_decay.shape not in decays.get(log_decay.dim(), ()):
         raise ValueError(
             f"log_decay must have shape {(heads,)}, {(heads, d)}, {(1, d)}, {(batch, heads, keys)} or "
