@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 def is_exporting() -> bool:
     """Returns whether ``torch.export`` traces the function; values and the batch size can be unknown."""
-    # torch 2.6 does not have this function.
+    # torch 2.6 does not have `torch.compiler.is_exporting`.
     return torch.compiler.is_compiling() and getattr(torch.compiler, "is_exporting", bool)()
 
 
