@@ -156,16 +156,12 @@ def unpacked(source: Path, folder: Path) -> Path:
         if zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as archive:  # shutil skips every name with two dots
                 for name in archive.namelist():
-                    check_inside(source, name)
+                    check_inside(source, name, not name.startswith("/") and ".." not in name.split("/"))
                 archive.extractall(folder)
         else:
             with tarfile.open(source) as archive:
-                if hasattr(tarfile, "data_filter"):
-                    archive.extractall(folder, filter="data")
-                else:  # Python before 3.11.4
-                    for member in archive:
-                        check_inside(source, member.name, member.isfile() or member.isdir())
-                        archive.extract(member, folder)
+                archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not before Python 3.11.4
+                archive.extractall(folder, members=checked(archive, source, folder))
                 all_members(archive)
     return folder
 
@@ -184,9 +180,21 @@ def all_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
     return members
 
 
-def check_inside(archive: Path, name: str, is_plain: bool = True) -> None:
-    if not is_plain or name.startswith("/") or ".." in name.split("/"):
-        wrong = f"{name} is a link, a device or outside of the folder"
+def checked(archive: tarfile.TarFile, source: Path, folder: Path) -> Iterator[tarfile.TarInfo]:
+    """Yields the members of a tar archive, each before it is unpacked; may raise UserError."""
+    root = folder.resolve()
+    for member in archive:
+        member.name = member.name.lstrip("/")  # as the command tar does
+        path = root / member.name
+        target = path.parent / member.linkname if member.issym() else root / member.linkname
+        inside = path.resolve().is_relative_to(root) and target.resolve().is_relative_to(root)
+        check_inside(source, member.name, inside and not member.isdev())
+        yield member
+
+
+def check_inside(archive: Path, name: str, is_inside: bool) -> None:
+    if not is_inside:
+        wrong = f"{name} is a device, or it or the target of its link is outside of the folder"
         raise UserError(f"{archive} cannot be unpacked safely ({wrong}): unpack it yourself")
 
 

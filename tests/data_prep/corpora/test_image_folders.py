@@ -274,8 +274,11 @@ def test_what_is_ignored_is_said(tmp_path, capsys):
     assert "ignored: 3 files, such as top/figures/0.png" in capsys.readouterr().out
 
 
-def test_symbolic_links_are_followed(tmp_path):
+@pytest.mark.parametrize("has_filter", [True, False])  # Python before 3.11.4 has no filter
+def test_symbolic_links_are_followed(has_filter, tmp_path, monkeypatch):
     """To the folder of a split, of a class, and to an image; in a folder and in a tar archive."""
+    if not has_filter:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
     found = files(valid=1)
     write_files(tmp_path / "given", found)
     top = tmp_path / "given" / "top"
