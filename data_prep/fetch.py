@@ -12,6 +12,7 @@ import http.client
 import lzma
 import os
 import shutil
+import stat
 import tarfile
 import time
 import urllib.error
@@ -145,7 +146,8 @@ def unpacked(source: Path, folder: Path) -> Path:
     The caller removes ``folder``, also after an error.
 
     Raises:
-        UserError: If the archive is damaged or has files outside of its folder.
+        UserError: If the archive is damaged or has a device, a file or link to the outside of its folder, or,
+            in a zip archive, any link.
     """
     if source.is_dir():
         return source
@@ -155,8 +157,10 @@ def unpacked(source: Path, folder: Path) -> Path:
     with archive_errors(source):
         if zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as archive:  # shutil skips every name with two dots
-                for name in archive.namelist():
-                    check_inside(source, name, not name.startswith("/") and ".." not in name.split("/"))
+                for member in archive.infolist():
+                    name, is_link = member.filename, stat.S_ISLNK(member.external_attr >> 16)
+                    inside = not name.startswith("/") and ".." not in name.split("/")
+                    check_member(source, name, inside and not is_link)  # zipfile cannot create links
                 archive.extractall(folder)
         else:
             with tarfile.open(source) as archive:
@@ -188,13 +192,13 @@ def checked(archive: tarfile.TarFile, source: Path, folder: Path) -> Iterator[ta
         path = root / member.name
         target = path.parent / member.linkname if member.issym() else root / member.linkname
         inside = path.resolve().is_relative_to(root) and target.resolve().is_relative_to(root)
-        check_inside(source, member.name, inside and not member.isdev())
+        check_member(source, member.name, inside and not member.isdev())
         yield member
 
 
-def check_inside(archive: Path, name: str, is_inside: bool) -> None:
-    if not is_inside:
-        wrong = f"{name} is a device, or it or the target of its link is outside of the folder"
+def check_member(archive: Path, name: str, is_safe: bool) -> None:
+    if not is_safe:
+        wrong = f"{name} is a device, outside of the folder, or a link that cannot be followed"
         raise UserError(f"{archive} cannot be unpacked safely ({wrong}): unpack it yourself")
 
 

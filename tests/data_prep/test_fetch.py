@@ -8,8 +8,10 @@ import lzma
 import random
 import socket
 import ssl
+import stat
 import tarfile
 import urllib.request
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -136,10 +138,19 @@ def test_tar_members_outside_of_the_folder_are_errors(name, kind, target, tmp_pa
 @pytest.mark.parametrize("name", ["../out.txt", "top/../../out.txt", "top/../one.txt", "/tmp/lrpe_out.txt"])
 def test_zip_members_outside_of_the_folder_are_errors(name, tmp_path):
     archive = write_zip(tmp_path / "archive", {**GOOD, name: b""})
-    with pytest.raises(ValueError, match=f"cannot be unpacked safely .{name} is a device, or it or the"):
+    with pytest.raises(ValueError, match=f"cannot be unpacked safely .{name} is a device, outside"):
         fetch.unpacked(archive, tmp_path / "folder")
     assert set(tmp_path.iterdir()) == {archive, tmp_path / "folder"}
     assert not Path("/tmp/lrpe_out.txt").exists()
+
+
+def test_links_in_zip_archives_are_errors(tmp_path):
+    link = zipfile.ZipInfo("top/link")
+    link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16  # as written by zip --symlinks
+    archive = write_zip(tmp_path / "archive", {**GOOD, link: b"one.txt"})
+    with pytest.raises(ValueError, match=r"top/link is .* link that cannot be followed.: unpack it yourself"):
+        fetch.unpacked(archive, tmp_path / "folder")
+    assert not list((tmp_path / "folder").iterdir())
 
 
 @pytest.mark.parametrize("write", [write_zip, write_tar])
