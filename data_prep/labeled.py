@@ -66,7 +66,7 @@ class Labeled(Corpus):
             OSError: If a file cannot be read.
         """
         before, total = len(self.unreadable), len(images)
-        contents = (image for _, image in images)
+        contents = [image for _, image in images]
         with closing(ordered_map(partial(try_read, read), contents, workers, BLOCK)) as results:
             for (name, image), (values, error) in zip(images, results, strict=True):
                 if values is None:

@@ -69,8 +69,12 @@ class ByBytes(Reviews, Labeled):
         reviews = self.reviews(args)
         for split in SPLITS:
             found = reviews["train" if split == "train" else "test"]
-            rows = ((np.frombuffer(review.text, np.uint8), LABELS.index(review.label)) for review in found)
-            yield split, rows, len(found)
+            yield split, map(self.example, found), len(found)
+
+    @staticmethod
+    def example(review: Review) -> tuple[np.ndarray, int]:
+        """Returns the bytes of a review and its label."""
+        return np.frombuffer(review.text, np.uint8), LABELS.index(review.label)
 
 
 class ByWords(Reviews, LabeledWords):
@@ -104,7 +108,7 @@ class RunningText(Reviews, SentencePieceCorpus):
     options = sentencepiece_option(8000)
 
     def write_text(self, args, folder):
-        texts = (" ".join(plain(x).split()) for part in self.reviews(args).values() for x in part)
+        texts = [" ".join(plain(x).split()) for part in self.reviews(args).values() for x in part]
         lines = {split: [] for split in SPLITS}
         for i, text in enumerate(dict.fromkeys(texts)):
             lines[nth_split(i, EVERY)].append(text)

@@ -44,8 +44,13 @@ class Papers(Labeled):
     def splits(self, args):
         for split in SPLITS:
             pairs = self.pairs(args.source, split)
-            rows = ((*(np.frombuffer(x, np.uint8) for x in texts), label) for *texts, label in pairs)
-            yield split, rows, None
+            yield split, map(self.example, pairs), None
+
+    @staticmethod
+    def example(pair: tuple) -> tuple:
+        """Returns the bytes of two texts as arrays, and their label."""
+        *texts, label = pair
+        return *(np.frombuffer(text, np.uint8) for text in texts), label
 
 
 class Segments(Papers):

@@ -72,7 +72,7 @@ def python_docs() -> dict[str, list[str]]:
 
 def paragraphs(article: str) -> str:
     """Returns the non-blank lines of an article with normalized spaces, followed by a blank line."""
-    lines = (" ".join(line.split()) for line in article.split("\n"))
+    lines = [" ".join(line.split()) for line in article.split("\n")]
     return "".join(f"{line}\n" for line in lines if line) + "\n"
 
 

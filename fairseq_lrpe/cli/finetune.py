@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
             get_task(task)
         experiment = Experiment.load(args.experiment, overrides)
         if experiment.kind is not glue.KIND:
-            names = (name for name in experiments() if Experiment.load(name).kind is glue.KIND)
+            names = [name for name in experiments() if Experiment.load(name).kind is glue.KIND]
             raise UserError(f"{args.experiment} does not fine-tune on GLUE: choose from {', '.join(names)}")
         experiment.cfg.starts_from, experiment.cfg.grid["task"] = str(args.checkpoint), args.tasks
         runs = experiment.runs(*glue.method_of(args.checkpoint), args.seeds or experiment.cfg.seeds)

@@ -122,8 +122,7 @@ def read_metadata(folder: Path) -> dict:
 
 def shards(folder: Path) -> list[Path]:
     """Returns the existing shards [folder, folder1, ...] of a data folder; fairseq reads one per epoch."""
-    numbered = (folder.with_name(f"{folder.name}{i}") for i in count(1))
-    found = [folder, *takewhile(Path.is_dir, numbered)]
+    found = [folder, *takewhile(Path.is_dir, (folder.with_name(f"{folder.name}{i}") for i in count(1)))]
     check_shards(found)
     return found
 

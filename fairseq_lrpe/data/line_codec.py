@@ -44,7 +44,7 @@ class Characters(LineCodec):
     """Codec of characters, where ▁ represents a space and <unk> is one symbol."""
 
     def encode(self, line, start=True):
-        words = (word if word == "<unk>" else " ".join(word) for word in line.split())
+        words = [word if word == "<unk>" else " ".join(word) for word in line.split()]
         symbols = f" {SPACE} ".join(words)
         return symbols if start or not line.startswith(" ") else f"{SPACE} {symbols}".rstrip()
 
@@ -108,7 +108,7 @@ def gpt2_encoder(folder: Path):
 
 def byte_pair_folder(data: Path) -> Path | None:
     """Returns the nearest folder with GPT-2 BPE in the parents of a data folder, or None."""
-    folders = (parent / BYTE_PAIRS for parent in data.parents)
+    folders = [parent / BYTE_PAIRS for parent in data.parents]
     return next((folder for folder in folders if (folder / "encoder.json").is_file()), None)
 
 

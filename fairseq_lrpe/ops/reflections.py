@@ -63,10 +63,10 @@ class ReflectedKeys:
         num_merged = max(0, u.size(2) - 1) // _MERGED_BLOCKS
         self._merged = []
         if num_merged:
-            groups = (
+            groups = [
                 x[:, :, : num_merged * _MERGED_BLOCKS].unflatten(2, (num_merged, -1)).unbind(3)
                 for x in (end_keys, transitions)
-            )
+            ]
             moved, transition = _merge_blocks(list(zip(*groups, strict=True)))
             self._merged = list(zip(torch.cat(moved, dim=-2).unbind(2), transition.unbind(2), strict=True))
         self._block_size, self._num_keys, self._earlier = block_size, k.size(2), earlier

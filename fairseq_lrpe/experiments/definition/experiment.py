@@ -31,9 +31,9 @@ SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions
 
 
 def experiments() -> list[str]:
-    paths = (path for path in visible_files(CONFIGS) if path.suffix == ".yaml")
-    paths = (path for path in paths if path.parent.name not in ("paper", "tables"))
-    paths = (path for path in paths if not path.match("cluster*.yaml"))
+    paths = [path for path in visible_files(CONFIGS) if path.suffix == ".yaml"]
+    paths = [path for path in paths if path.parent.name not in ("paper", "tables")]
+    paths = [path for path in paths if not path.match("cluster*.yaml")]
     return sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in paths)
 
 
@@ -41,7 +41,7 @@ def experiments() -> list[str]:
 def option_flags() -> dict[str, str]:
     from fairseq_lrpe.encodings import ENCODINGS, encoding_options  # imports torch, which takes seconds
 
-    options = ((name, option) for name, cls in ENCODINGS.items() for option in encoding_options(cls))
+    options = [(name, option) for name, cls in ENCODINGS.items() for option in encoding_options(cls)]
     return {f"{name}_{option.rstrip('_')}": name for name, option in options}
 
 
@@ -197,7 +197,7 @@ class Experiment:
                 raise UserError(f"{key} is an option of the encoding {encoding}, not of {method}: omit it")
         grid = {key: values for key, values in self.cfg.grid.items() if key not in changes}
         cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
-        runs = (Run(self.name, attention, method, seed) for seed in seeds)
+        runs = [Run(self.name, attention, method, seed) for seed in seeds]
         return [run.changed({**changes, **cell}) for run in runs for cell in cells]
 
     def changes_for(self, method: str) -> dict[str, str]:

@@ -35,7 +35,7 @@ class Run:
 
     def __str__(self) -> str:
         # fairseq splits paths at colons.
-        changes = (f"{key}={quote(value, safe=' ,[]{}')}" for key, value in self.changes)
+        changes = [f"{key}={quote(value, safe=' ,[]{}')}" for key, value in self.changes]
         return "/".join((self.experiment, f"{self.attention}_{self.method}", *changes, f"seed-{self.seed}"))
 
     @classmethod
@@ -62,8 +62,8 @@ class Run:
 
 def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
     """Returns the run folders below a folder; only those of ``experiment``, a relative path, if given."""
-    experiments = ((path, experiment_of(path, folder)) for path in _folders(folder))
-    found = (path for path, one in experiments if one is not None and experiment in (None, one))
+    experiments = [(path, experiment_of(path, folder)) for path in _folders(folder)]
+    found = [path for path, one in experiments if one is not None and experiment in (None, one)]
     return sorted(path for path in found if any((path / name).exists() for name in RECORDS))
 
 

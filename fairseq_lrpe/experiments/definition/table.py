@@ -333,7 +333,7 @@ class Table(TableSpec):
         Needed runs of other experiments come first, and the others are sorted by seed, so that the methods
         can be compared early.
         """
-        pairs = ((cell.method, canonical(cell.method)) for cell in self.cells if cell.runs)
+        pairs = [(cell.method, canonical(cell.method)) for cell in self.cells if cell.runs]
         methods = dict.fromkeys(method for pair in pairs for method in pair)
         for name in only:
             if name not in methods:

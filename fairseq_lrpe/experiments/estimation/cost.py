@@ -295,9 +295,9 @@ def _adapt_target(softmax, target):
 
     The words a .. b of V have a share of ln(b/a) / ln(V) of the tokens.
     """
-    shares = (
+    shares = [
         math.log(last / first) / math.log(softmax.cutoff[-1]) for first, last in pairwise(softmax.cutoff)
-    )
+    ]
     rows = [target.new_empty(math.ceil(share * target.numel())) for share in shares]
     return [target, *rows], rows
 

@@ -66,7 +66,7 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
             continue
         hours = one.flops / (UTILIZATION * peak * gpus) / 3600
         total += hours * (len(group) - finished)
-        large = (f"{x:.2e}".replace("e+0", "e").replace("e+", "e") for x in (one.tokens, one.flops))
+        large = [f"{x:.2e}".replace("e+0", "e").replace("e+", "e") for x in (one.tokens, one.flops)]
         table.add_row(name, count, f"{one.parameters:,}", *large, number(one.memory / 1e9), number(hours))
     if len(problems) == table.row_count:
         raise UserError("; ".join(dict.fromkeys(problems)))

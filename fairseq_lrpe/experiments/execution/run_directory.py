@@ -165,7 +165,7 @@ def check_settings(folder: Path, settings: dict) -> None:
     if found := Run.of(settings).other_run(before):
         wrong = f"contains a copy of the run with {found} (run.json)"
         raise UserError(f"{folder} {wrong}: use another --results, or remove the folder")
-    configs = (of_method(config, settings["method"]) for config in (before["config"], settings["config"]))
+    configs = [of_method(config, settings["method"]) for config in (before["config"], settings["config"])]
     different = setting_differences(*configs)
     for name in ("flags", "precision"):
         different += setting_differences(before[name], settings[name], name)

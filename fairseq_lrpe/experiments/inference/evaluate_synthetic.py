@@ -116,7 +116,7 @@ def evaluate(model, task, split: str = "test") -> dict:
     if not hasattr(problem, "problem"):
         task.load_dataset(split)
         data = task.dataset(split)
-        losses = (problem.least_loss(data.text(i)) for i in range(len(data)))
+        losses = [problem.least_loss(data.text(i)) for i in range(len(data))]
         return {"measured": {"floor": fmean(losses)}}
     pairs = [problem.problem(Random(f"problems {index}")) for index in range(PROBLEMS)]
     questions, answers = ([task.encode(pair[part]) for pair in pairs] for part in (0, 1))

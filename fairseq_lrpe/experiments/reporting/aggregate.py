@@ -122,7 +122,7 @@ def _summarize_cell(cell, measured):
     paper, paper_std = cell.published or (None, None)
     with_value = [x for x in measured.records if x.run.seed in measured.values]
     lengths = _lengths(with_value)
-    signatures = (x.measured[cell.evaluation].get(f"{cell.metric}_signature") for x in with_value)
+    signatures = [x.measured[cell.evaluation].get(f"{cell.metric}_signature") for x in with_value]
     return {
         **{name: getattr(cell, name) for name in ("attention", "row", "column", "metric", "better")},
         "method": cell.method or "",

@@ -110,7 +110,7 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
     if not panels:
         raise UserError("no run has validated yet: there is nothing to plot")
     across = min(len(panels), 3)
-    heights = (sum(wrap(line.row).count("\n") + 1.2 for line in drawn) for drawn in panels.values())
+    heights = [sum(wrap(line.row).count("\n") + 1.2 for line in drawn) for drawn in panels.values()]
     figure, axes = grid(len(panels), across, (8.5 * across, max(5, 1 + 0.18 * max(heights))))
     for ax, drawn in zip(axes, panels.values(), strict=True):
         _draw_curves(ax, drawn)

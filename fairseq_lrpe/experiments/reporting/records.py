@@ -178,7 +178,7 @@ def _read_log(record):
     seconds = [entry.get("train_train_wall", math.nan) for entry in log if entry["kind"] == "train"]
     record.seconds = float(sum(seconds)) if seconds else math.nan
     if curve := record.kind.curve:
-        validations = (entry for entry in log if entry["kind"] == "valid" and curve.key in entry)
+        validations = [entry for entry in log if entry["kind"] == "valid" and curve.key in entry]
         points = {int(entry["valid_num_updates"]): float(entry[curve.key]) for entry in validations}
         record.curve = {updates: curve.factor * value for updates, value in points.items()}
 

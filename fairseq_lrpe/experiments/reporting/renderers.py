@@ -58,7 +58,7 @@ def format_difference(of: object) -> str:
 
 def _escaped(cells, replacements, bold):
     """Returns escaped cells; those in bold are inserted into the text ``bold``."""
-    texts = (cell.translate(replacements) for cell in cells)
+    texts = [cell.translate(replacements) for cell in cells]
     return [bold % text if isinstance(cell, Bold) else text for cell, text in zip(cells, texts, strict=True)]
 
 

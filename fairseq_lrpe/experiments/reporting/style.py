@@ -86,5 +86,5 @@ def shade(color: str, n: int) -> str:
     """Returns the ``n``-th shade of a color; the 0-th is the color itself."""
     share = SHADES[n % len(SHADES)]
     target = 255 if share > 0 or color == BLACK else 0
-    channels = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(x + abs(share) * (target - x)):02x}" for x in channels)
