@@ -59,7 +59,7 @@ def stable_block_size(log_decay: Tensor, limit: int) -> int:
     """
     if log_decay.is_meta:
         return limit
-    return max(1, min(limit, int(2 * _MAX_EXPONENT / max(1e-9, -float(log_decay.detach().min())))))
+    return max(1, min(limit, int(2 * _MAX_EXPONENT / max(1e-9, float(log_decay.detach().abs().max())))))
 
 
 def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -110,7 +110,8 @@ def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
     The products are the sum of M ∘ (a ∘ q)(b ∘ k)ᵀ over the returned (M, a, b). If the decay inside the block
     is weak, there is one of them: with the middle m of the block, a = exp(c − c_m), b = exp(c_m − c), and M
     is 1 for j ≤ i and 0 otherwise. If these weights could overflow, pairs across the middle are separated
-    from those of each half, which are split again; then, no weight of a pair across a middle exceeds 1.
+    from those of each half, which are split again; then, no weight of a pair across a middle exceeds 1 if no
+    log decay is positive.
 
     Args:
         sums: c, sums of log decays from the start of the block up to each position, (.., C, d).
@@ -133,8 +134,9 @@ def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
             return products
         right = i > middle
         mask = same_block & right[:, None] & ~right
-        weights = (x.clamp(max=0).exp() for x in (exponent, -exponent))
-        products.append((mask.to(sums.dtype), *weights))
+        of_queries = exponent.masked_fill(~right[:, None], 0).exp()
+        of_keys = exponent.neg().masked_fill(right[:, None], 0).exp()
+        products.append((mask.to(sums.dtype), of_queries, of_keys))
         size //= 2
 
 

@@ -46,8 +46,10 @@ _MIN_CHUNKS = 16
 def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
     """Computes causal :func:`fairseq_lrpe.ops.linear_attention` for as many queries as keys."""
     (batch, heads, _, d), dv = q.shape, v.size(-1)
-    zeros = (q.new_zeros(batch, heads, *shape, dtype=args.dtype) for shape in ((d, dv), (d,)))
-    kv, k_sum = args.state or zeros
+    if args.state is None:
+        kv, k_sum = (q.new_zeros(batch, heads, *shape, dtype=args.dtype) for shape in ((d, dv), (d,)))
+    else:
+        kv, k_sum = args.state
     if is_transformed():
         out, kv, k_sum = _plain(args, q, k, v, kv, k_sum, args.log_decay)
     else:
@@ -177,7 +179,8 @@ class _Weights:
                 [(mask, q, _)] = products
                 return cls._of_features(mask, q, sums[..., 0, :], last[..., 0, :])
         else:
-            products = [((sums - sums.mT).clamp_(max=0).exp_().tril_(), None, None)]
+            # The exponential of pairs above the diagonal, which can be infinite, is replaced by 0.
+            products = [((sums - sums.mT).exp_().tril_(), None, None)]
         weights = {"q_state": sums.exp(), "k_state": (last - sums).exp_(), "state": last.exp().mT}
         return cls(products, **weights)
 

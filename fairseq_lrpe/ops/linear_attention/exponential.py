@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lrpe.ops.decay import finite_log_decay
+from fairseq_lrpe.ops.decay import MIN_LOG_DECAY
 from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.precision import at_least_float32
 
@@ -71,7 +71,8 @@ def exp_features(
     peaks = torch.cat([maximum, peaks], dim=2)
     decay = 0
     if log_decay is not None:
-        rate = finite_log_decay(log_decay.to(**float64_options(q.device)))
+        # Not at least e^-100 as in sums without maxima: the exponents of keys can differ by more than 100.
+        rate = log_decay.to(**float64_options(q.device)).clamp(min=MIN_LOG_DECAY)
         rate = rate[..., None] if rate.dim() in (1, 3) else rate
         rate = rate if rate.dim() > 2 else rate[:, None].expand(-1, k.size(2), -1)  # (.., Lk, 1 or d)
         if key_padding_mask is not None and rate.dim() > 3:
@@ -124,7 +125,7 @@ def scaled_attention(
         out = out + _scale(q, start, levels) @ sums
     size = 1
     while size < keys:
-        blocks = (F.pad(x, (0, 0, 0, -keys % (2 * size))) for x in (q, k, v, levels))
+        blocks = [F.pad(x, (0, 0, 0, -keys % (2 * size))) for x in (q, k, v, levels)]
         (_, right), (left, _), (values, _), (earlier, later) = (
             x.unflatten(2, (-1, 2, size)).unbind(3) for x in blocks
         )
