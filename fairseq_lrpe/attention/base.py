@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.encodings import Context, Encoding, build_encoding
 from fairseq_lrpe.ops.float64 import to_float64
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import PositionIndex, check_token_positions, integer_positions
 from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.utils.errors import UserError
 
@@ -121,16 +121,21 @@ class SelfAttention(nn.Module):
             key_padding_mask: True at padding, (B, L), or (B, M + L) if the memory also contains padding.
             state: the state that the previous call returned, whose positions precede those of this call.
             return_state: whether to return the state for the next call.
-            position_index: positions of the tokens if they are not consecutive, in ascending order if
-                attention is causal. It excludes ``memory``, ``state`` and ``return_state``.
+            position_index: positions of the tokens if they are not consecutive, or their coordinates for an
+                encoding with several ``axes``, which requires it. The output is that of a sequence with
+                these tokens at these positions and padding at all others. In causal attention, positions
+                therefore must not descend, and encodings that accumulate values from token to token do not
+                support it. It excludes ``memory``, ``state`` and ``return_state``.
 
         Returns:
             The output (B, L, E), or a tuple of the output and the state if ``return_state``.
 
         Raises:
             ValueError: if an argument has another shape, ``key_padding_mask`` is not boolean, or the state is
-                not one of this module for this batch size, or for a ``position_index`` with ``memory``,
-                ``state`` or ``return_state``, or with an encoding that does not support it.
+                not one of this module for this batch size, for a ``position_index`` with ``memory``,
+                ``state`` or ``return_state``, with an encoding that does not support it, or with positions
+                that do not fit, or for a state in training mode with an encoding that draws noise.
+            TypeError: if ``position_index`` is no ``PositionIndex`` of integers.
         """
         if x.dim() != 3 or x.size(2) != self.embed_dim:
             raise ValueError(
@@ -141,6 +146,9 @@ class SelfAttention(nn.Module):
             raise UserError("a memory or a state requires consecutive positions: omit position_index")
         if position_index is not None:
             self.encoding.check_positions("position_index")
+            length, axes = x.size(self.time_dim), self.encoding.axes
+            position_index = check_token_positions(position_index, length, axes, ascending=self.causal)
+        self._check_state(state, return_state)
         past, offset, inputs, feature_sum = state or AttentionState()
         keys = x if keys is None else keys
         if keys.shape != x.shape:
@@ -182,12 +190,16 @@ class SelfAttention(nn.Module):
         """Returns the state whose batch row i is row ``order[i]`` of the given state.
 
         Keys and sums are copied in the next call, which appends to them.
+
+        Raises:
+            TypeError: if ``order`` is not a tensor of integers.
         """
-        past, length, *rest = state
-        # Sums in float64 are on the CPU if the device has no float64.
-        rest = (x if x is None else select_rows(x, order.to(x.device)) for x in rest)
-        order = order if past["order"] is None else past["order"].index_select(0, order)
-        return AttentionState({**past, "order": order}, length, *rest)
+        order = integer_positions(order, "order")
+        past, length, inputs, feature_sum = state
+        inputs, feature_sum = _reordered(inputs, order), _reordered(feature_sum, order)
+        # The rows of ``past`` are still in the order in which they were computed.
+        of_past = order if past["order"] is None else _reordered(past["order"], order)
+        return AttentionState({**past, "order": of_past}, length, inputs, feature_sum)
 
     def restart_positions(self, state: AttentionState) -> AttentionState:
         """Returns the state with all previous positions shifted, so that the next position is 0.
@@ -198,6 +210,14 @@ class SelfAttention(nn.Module):
         raise ValueError(
             "cannot restart positions, because the state is not of constant size: use LinearAttention"
         )
+
+    def _check_state(self, state, return_state):
+        """Raises a UserError if the next call would draw other noise than the calls of the state."""
+        if self.training and self.encoding.draws_noise and (state is not None or return_state):
+            raise UserError(
+                f"{self.encoding.name} draws other noise in each call in training, which a state does not "
+                "contain: call eval(), or pass the whole sequence without a state"
+            )
 
     def _concat(self, parts):
         return torch.cat(parts, dim=self.time_dim) if len(parts) > 1 else parts[0]
@@ -228,6 +248,11 @@ def select_rows(x: Tensor | None, order: Tensor | None) -> Tensor | None:
     if x is None or order is None or len(x) == len(order) == 1:
         return x
     return x.index_select(0, order)
+
+
+def _reordered(x: Tensor | None, order: Tensor) -> Tensor | None:
+    """Returns the rows ``order`` of x. Sums in float64 are on the CPU if the device has no float64."""
+    return None if x is None else select_rows(x, order.to(x.device))
 
 
 def append_rows(past: Tensor, order: Tensor | None, new: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.encodings import Encoding
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 
 
 class DecodingState(NamedTuple):
@@ -169,7 +169,8 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         saved = self._get_input_buffer(incremental_state)
         if saved is not None:
             state, position, inputs = saved
-            inputs = None if inputs is None else inputs.index_select(0, new_order)
+            new_order = integer_positions(new_order, "new_order")
+            inputs = None if inputs is None else inputs.index_select(0, new_order.to(inputs.device))
             saved = DecodingState(self.reorder_state(state, new_order), position, inputs)
             self.set_incremental_state(incremental_state, "attention", saved)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.encodings import START, Context, Encoding, prepare_scores
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 
 
 def apply_encoding(
@@ -152,6 +152,7 @@ def _with_batch(encoding, x, positions, name):
             f"{name} must be integers of shape {shapes[0]} or {shapes[1]} for {encoding.name} with "
             f"{encoding.axes} axes, not {positions.dtype} of shape {tuple(positions.shape)}"
         )
+    positions = integer_positions(positions)
     if not batch or positions.shape == shapes[0]:
         positions = (positions if batch else positions.new_zeros(shapes[0]))[None]
     return positions.to(x.device)

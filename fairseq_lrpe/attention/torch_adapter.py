@@ -6,6 +6,7 @@ from torch import Tensor
 from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
+from fairseq_lrpe.ops.position_index import PositionIndex
 
 
 class MultiheadSelfAttention(SelfAttention):
@@ -35,6 +36,8 @@ class MultiheadSelfAttention(SelfAttention):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        *,
+        position_index: PositionIndex | None = None,
     ) -> tuple[Tensor, None]:
         """Computes self-attention with the arguments of ``torch.nn.MultiheadAttention.forward``.
 
@@ -48,6 +51,7 @@ class MultiheadSelfAttention(SelfAttention):
                 attention.
             average_attn_weights: ignored, because weights are not computed.
             is_causal: whether ``attn_mask`` is known to be the causal mask, which is then not checked.
+            position_index: see :meth:`SelfAttention.forward`. torch's layers do not pass it.
 
         Returns:
             The output (B, L, E), and None in place of the attention weights.
@@ -76,7 +80,8 @@ class MultiheadSelfAttention(SelfAttention):
                 )
         if key_padding_mask is not None:
             key_padding_mask = _bool_mask(key_padding_mask, "key_padding_mask")
-        return super().forward(query, key_padding_mask=key_padding_mask), None
+        out = super().forward(query, key_padding_mask=key_padding_mask, position_index=position_index)
+        return out, None
 
 
 class MultiheadLinearAttention(MultiheadSelfAttention, LinearAttention):

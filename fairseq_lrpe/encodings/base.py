@@ -17,7 +17,7 @@ from fairseq_lrpe.ops.decay import (
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import Float32Parameters
-from fairseq_lrpe.ops.relative import expand_distances
+from fairseq_lrpe.ops.relative import distance_table, expand_distances
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices as choices_for
 
@@ -89,8 +89,10 @@ class Encoding(Float32Parameters):
         causal: whether attention is causal.
         layer: index of the attention layer, starting at 1.
         layers: total number of attention layers, by default ``layer``.
-        max_positions: length of the longest training sequence, for formulas that depend on it.
-        axes: number of coordinates of a position, 1 for sequences and 2 for a grid.
+        max_positions: length of the longest training sequence, for formulas that depend on it. CosFormer and
+            TUPE have no weights beyond it, and raise a ValueError.
+        axes: number of coordinates of a position, 1 for sequences and 2 for a grid. With more than 1,
+            positions must be given as a ``PositionIndex``.
     """
 
     name = "encoding"
@@ -106,7 +108,10 @@ class Encoding(Float32Parameters):
     """Whether scores or outputs depend on absolute positions, which excludes a memory of earlier segments."""
 
     multidimensional = False
-    """Whether positions can have two coordinates, those of a ``PositionIndex``."""
+    """Whether positions can have several coordinates, those of a ``PositionIndex``."""
+
+    draws_noise = False
+    """Whether each call in training mode draws other noise, which excludes a state."""
 
     shared_across_layers = False
     """Whether all attention layers of an encoder or decoder share one module."""
@@ -151,6 +156,8 @@ class Encoding(Float32Parameters):
         layers = layer if layers is None else layers
         if layers < layer:
             raise ValueError(f"layers must be at least layer {layer}, not {layers}")
+        if axes < 1 or max_positions < 1:
+            raise ValueError(f"axes and max_positions must be at least 1, not {axes} and {max_positions}")
         if axes > 1 and not self.multidimensional:
             known = " or ".join(name for name, cls in ENCODINGS.items() if cls.multidimensional)
             raise ValueError(
@@ -172,7 +179,19 @@ class Encoding(Float32Parameters):
         """Calls :meth:`forward`; the offsets of q and k may be given instead of a context."""
         if not isinstance(context, Context):
             context = Context(context, k_offset)
+        if self.axes > 1:
+            self._check_coordinates(context)
         return super().__call__(q, k, context)
+
+    def _check_coordinates(self, context):
+        """Raises a ValueError if positions do not have ``axes`` coordinates."""
+        for offset in (context.q_offset, context.k_offset):
+            given = offset.query_positions.shape[1:] if isinstance(offset, PositionIndex) else ()
+            if given != (self.axes,):
+                raise ValueError(
+                    f"{self.name} encodes positions with {self.axes} coordinates: pass position_index, such "
+                    "as grid_position_index(rows, columns), to attention, or positions to apply_encoding"
+                )
 
     def log_decay(self, context: Context = START) -> Tensor | None:
         """Returns the logarithm of the decay, at most 0, or None for no decay; -inf is the decay 0.
@@ -235,8 +254,7 @@ class Encoding(Float32Parameters):
         if decay is None or decay.dim() > 1:
             return None
         if isinstance(q_offset, PositionIndex):
-            last = q_offset.max_position
-            distance = torch.arange(last, -last - 1, -1, device=decay.device).clamp(min=0)
+            distance = distance_table(_preceding, (), queries, keys, q_offset, True, decay.device)
         else:
             distance = torch.arange(q_offset + queries - 1, -1, -1, device=decay.device)
         bias = (finite_log_decay(decay)[:, None] * distance).to(q.device, q.dtype)
@@ -328,6 +346,11 @@ class Encoding(Float32Parameters):
         return v
 
 
+def _preceding(distance):
+    """Returns the distance to preceding keys, and 0 for keys after the query, which are masked."""
+    return distance.clamp(min=0)
+
+
 _SHARED_ARGUMENTS = inspect.signature(Encoding.__init__).parameters
 
 
@@ -362,7 +385,12 @@ class TableEncoding(Encoding):
 
 
 def prepare_scores(encoding: Encoding, q: Tensor, k: Tensor, context: Context) -> Context:
-    """Returns the context with ``log_decay`` and ``prepared``, for the calls of ``bias`` and ``scores``."""
+    """Returns the context with ``log_decay`` and ``prepared``, for the calls of ``bias`` and ``scores``.
+
+    Tables of distances then have only those of the given positions, if these are far apart.
+    """
+    if isinstance(context.q_offset, PositionIndex) and context.q_offset.query_positions.dim() == 1:
+        context = context._replace(q_offset=context.q_offset.with_distances())
     if context.log_decay is None:
         context = context._replace(log_decay=encoding.log_decay(context))
     return context._replace(prepared=encoding.prepare(q, k, context))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.spe import GatedSPE
 from fairseq_lrpe.ops.constants import Constants, normal_noise
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 from fairseq_lrpe.ops.relative import expand_distances
 
 _BLOCK_SIZE = 64
@@ -89,7 +89,9 @@ class ConvSPE(GatedSPE):
             positions = _range(x, offset)
             window = noise.narrow(2, positions.start - first, len(positions) + kernel.size(-1) - 1)
             codes = self._codes(kernel, window, constant)
-            return codes[:, :, offset.query_positions] if isinstance(offset, PositionIndex) else codes
+            if isinstance(offset, PositionIndex):
+                return codes[:, :, integer_positions(offset.query_positions)]
+            return codes
 
         return codes
 
@@ -100,11 +102,12 @@ class ConvSPE(GatedSPE):
         block = drawn.__getitem__ if self.training else self._fixed_block
 
         def codes(x, kernel, offset, constant):
-            blocks, index = (offset.query_positions // _BLOCK_SIZE).unique(return_inverse=True)
+            at = integer_positions(offset.query_positions)
+            blocks, index = (at // _BLOCK_SIZE).unique(return_inverse=True)
             count = _BLOCK_SIZE + kernel.size(-1) - 1
             noise = [self._noise(n * _BLOCK_SIZE, count, block) for n in blocks.tolist()]
             codes = torch.cat([self._codes(kernel, part, constant) for part in noise], dim=2)
-            return codes[:, :, index * _BLOCK_SIZE + offset.query_positions % _BLOCK_SIZE]
+            return codes[:, :, index * _BLOCK_SIZE + at % _BLOCK_SIZE]
 
         return codes
 

@@ -21,6 +21,8 @@ class GatedSPE(Encoding):
     noise.
     """
 
+    draws_noise = True
+
     def add_gate(self, draws: int) -> None:
         """Adds the parameter ``gate`` (H, d); a forward pass needs ``draws`` matrices of noise per head."""
         self.gate = nn.Parameter(torch.randn(self.num_heads, self.head_dim))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
 from fairseq_lrpe.encodings.t5 import relative_bucket
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 BUCKETS, MAX_DISTANCE = 32, 128
@@ -106,7 +106,7 @@ class TUPE(Encoding):
         first, position_q, position_k, cls_scores = context.prepared
         queries, keys, q_offset = q.size(-2), k.size(-2), context.q_offset
         if isinstance(q_offset, PositionIndex):
-            i, j = q_offset.query_positions, q_offset.key_positions
+            i, j = integer_positions(q_offset.query_positions), integer_positions(q_offset.key_positions)
             bias = position_q[:, i] @ position_k[..., j]
         else:
             i = torch.arange(q_offset, q_offset + queries, device=q.device)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import apply
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 
 
 def odd_even_permutation(width: int) -> Tensor:
@@ -31,7 +31,7 @@ def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length:
         ValueError: for a negative offset.
     """
     if isinstance(offset, PositionIndex):
-        positions = offset.query_positions
+        positions = integer_positions(offset.query_positions)
         if offset.max_position < positions.numel():
             return permutation_powers(permutation, 0, offset.max_position + 1)[..., positions, :]
         return _powers_at(permutation, positions, offset.max_position)

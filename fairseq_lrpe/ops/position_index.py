@@ -5,8 +5,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.autograd import is_transformed
+from fairseq_lrpe.ops.constants import is_tracing
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.utils.errors import UserError
+
+_MAX_DISTANCES, _MAX_DISTANCES_PER_TOKEN = 2**16, 16
+"""Number of distances, and of distances per query and key, up to which tables have all possible distances."""
+
+
+def integer_positions(positions: Tensor, name: str = "positions") -> Tensor:
+    """Returns integers of any type as int64, because torch does not index with all types.
+
+    It uses uint8 as masks. Values of torch.bool count as 0 and 1.
+
+    Raises:
+        TypeError: if ``positions`` are not integers.
+    """
+    if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.is_complex():
+        found = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
+        raise TypeError(f"{name} must be a tensor of integers, not {found}")
+    return positions.long()
+
+
+def has_values(x: Tensor) -> bool:
+    """Returns whether values can be read: not on the meta device, in a transform, or while torch traces."""
+    return not (x.is_meta or is_tracing() or is_transformed())
 
 
 class PositionIndex(NamedTuple):
@@ -17,20 +41,98 @@ class PositionIndex(NamedTuple):
             (Lq, axes) for encodings that are ``multidimensional``.
         key_positions: position of each key (Lk,), or its coordinates (Lk, axes).
         max_position: largest possible position or coordinate.
+        distances: the distances (W,) of which tables have values, in descending order, at least those of all
+            pairs; by default max_position, .., 0, .., -max_position.
     """
 
     query_positions: Tensor
     key_positions: Tensor
     max_position: int
+    distances: Tensor | None = None
 
     def block(self, start: int, count: int, keys: int | None = None) -> "PositionIndex":
         """Returns the positions of ``count`` queries from ``start`` on and ``keys`` keys (default: all)."""
         queries = self.query_positions[start : start + count]
-        return PositionIndex(queries, self.key_positions[:keys], self.max_position)
+        return self._replace(query_positions=queries, key_positions=self.key_positions[:keys])
+
+    def distances_of_pairs(self) -> Tensor:
+        """Returns the distance (Lq, Lk) of each pair, the query's position minus the key's."""
+        return integer_positions(self.query_positions)[:, None] - integer_positions(self.key_positions)
 
     def distance_index(self) -> Tensor:
-        """Returns (Lq, Lk), the index of each pair's distance in [max_position, .., 0, .., -max_position]."""
-        return self.max_position - self.query_positions[:, None] + self.key_positions
+        """Returns (Lq, Lk), the index of each pair's distance in the list of distances.
+
+        The list is ``distances``, or max_position, .., 0, .., -max_position.
+        """
+        if self.distances is None:
+            return self.max_position - self.distances_of_pairs()
+        return torch.searchsorted(-self.distances, -self.distances_of_pairs())
+
+    def with_distances(self) -> "PositionIndex":
+        """Returns these positions with the list of their distances, if all possible distances are too many.
+
+        A table of all of them would take gigabytes if one position is far away.
+        """
+        tokens = self.query_positions.numel() + self.key_positions.numel()
+        is_long = 2 * self.max_position + 1 > max(_MAX_DISTANCES, _MAX_DISTANCES_PER_TOKEN * tokens)
+        if not is_long or self.distances is not None or not has_values(self.query_positions):
+            return self
+        return self._replace(distances=self.distances_of_pairs().unique().flip(0))
+
+
+def check_token_positions(index: PositionIndex, length: int, axes: int, ascending: bool) -> PositionIndex:
+    """Returns the positions of tokens, which are both queries and keys, as int64.
+
+    On a GPU, values are checked by assertions in its kernels, because reading them would wait for it.
+
+    Args:
+        index: the positions of the tokens.
+        length: number of tokens.
+        axes: number of coordinates of a position.
+        ascending: whether a token must not be at a position before that of its predecessor.
+
+    Raises:
+        TypeError: if ``index`` is not a ``PositionIndex``, or its positions are not integers.
+        ValueError: for another shape, a position below 0 or above ``max_position``, positions of keys that
+            differ from those of queries, or positions that are not ``ascending``.
+    """
+    if not isinstance(index, PositionIndex):
+        raise TypeError(
+            "position_index must be a PositionIndex(positions, positions, largest position), not "
+            f"{type(index).__name__}"
+        )
+    positions = integer_positions(index.query_positions, "query_positions")
+    of_keys = positions
+    if index.key_positions is not index.query_positions:
+        of_keys = integer_positions(index.key_positions, "key_positions")
+    shape = (length,) if axes == 1 else (length, axes)
+    for name, x in {"query_positions": positions, "key_positions": of_keys}.items():
+        if x.shape != shape:
+            raise ValueError(
+                f"{name} must have shape {shape} for {length} tokens and {axes} coordinates, not "
+                f"{tuple(x.shape)}"
+            )
+    if has_values(positions) and length:
+        first, last = positions.amin(), positions.amax()
+        in_range = (first >= 0) & (last <= index.max_position)
+        _require(in_range, f"positions must be from 0 to max_position {index.max_position}")
+        if of_keys is not positions:
+            _require((positions == of_keys).all(), "query_positions and key_positions must be equal")
+        if ascending and axes == 1:
+            message = (
+                "positions must not descend or restart in causal attention, which looks only at preceding "
+                "tokens: sort the tokens, or apply_encoding(...) and a mask that separates packed sequences"
+            )
+            _require((positions[1:] >= positions[:-1]).all(), message)
+    return index._replace(query_positions=positions, key_positions=of_keys)
+
+
+def _require(condition, message):
+    """Raises a ValueError with the message if a tensor is False, or on a GPU asserts it in a kernel."""
+    if condition.is_cuda:
+        torch._assert_async(condition, message)
+    elif not condition:
+        raise ValueError(message)
 
 
 def diagonal_position_index(rows: int, columns: int, device: torch.device | None = None) -> PositionIndex:
@@ -76,6 +178,6 @@ def coordinates(offset: int | PositionIndex, length: int, device: torch.device) 
         device: device of the model; see :func:`fairseq_lrpe.ops.float64.float64_options`.
     """
     if isinstance(offset, PositionIndex):
-        positions = to_float64(offset.query_positions)
+        positions = to_float64(integer_positions(offset.query_positions))
         return positions if positions.dim() > 1 else positions[:, None]
     return torch.arange(offset, offset + length, **float64_options(device))[:, None]

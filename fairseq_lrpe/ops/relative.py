@@ -4,7 +4,8 @@ No tensor of shape (length, length, width) is formed. The distances r = i − j 
 decreasing order. The list starts with the distance between the last query and key 0. It ends with the
 distance between the first query and the last key, or with 0 if causal, plus one unused entry that allows
 :func:`relative_shift` to return a view. The total number of entries, W, is Lq + Lk, or q_offset + Lq + 1 if
-causal. If ``q_offset`` is a :class:`PositionIndex`, the distances are max_position, .., -max_position.
+causal. If ``q_offset`` is a :class:`PositionIndex`, the distances are max_position, .., -max_position, or its
+own ``distances``.
 """
 
 from collections.abc import Callable
@@ -52,6 +53,9 @@ def distance_table(
         dtype: dtype of the result, by default that of the function's values.
         clamp: maximum distance, which replaces larger ones; 0 means no maximum.
     """
+    if isinstance(q_offset, PositionIndex) and q_offset.distances is not None:
+        distances = q_offset.distances.clamp(-clamp, clamp) if clamp else q_offset.distances
+        return function(distances.cpu(), *options).to(device=device, dtype=dtype)
     first, last = _distance_range(queries, keys, q_offset, causal)
     clamped = max(0, first - clamp) if clamp else 0
     size = 1 << max(first, -last, 63).bit_length()
@@ -70,6 +74,8 @@ def distance_slice(matrix: tuple, queries: int, keys: int, q_offset: int, causal
         q_offset: position of the block's first query.
         causal: as in ``matrix``.
     """
+    if isinstance(q_offset, PositionIndex):
+        return slice(None)  # all blocks have the same list
     first, last = _distance_range(queries, keys, q_offset, causal)
     start = _distance_range(*matrix)[0]
     return slice(start - first, start - last + 1)

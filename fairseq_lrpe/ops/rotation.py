@@ -8,7 +8,7 @@ from torch import Tensor
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant, is_tracing
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
 THETA_TYPES = ("a", "b", "c")
@@ -64,7 +64,7 @@ def phases(theta: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
     """
     theta = to_float64(theta)
     if isinstance(offset, PositionIndex):
-        s = offset.query_positions.to(theta.device)
+        s = integer_positions(offset.query_positions).to(theta.device)
         if offset.max_position < s.numel():
             return phases(theta, 0, offset.max_position + 1)[s]
         s = s.to(theta.dtype)
@@ -90,7 +90,7 @@ def cached_phases(
     if isinstance(offset, PositionIndex):
         if offset.max_position < max(_MAX_INDEXED_TABLE_SIZE, offset.query_positions.numel()):
             table = cached_phases(frequencies, 0, offset.max_position + 1, dtype, device)
-            return table[offset.query_positions]
+            return table[integer_positions(offset.query_positions)]
         theta_options = float64_options(offset.query_positions.device)
     elif not is_tracing():
         size = max(_MIN_TABLE_SIZE, 1 << (length - 1).bit_length())

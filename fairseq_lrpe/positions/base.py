@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.position_index import integer_positions
 from fairseq_lrpe.ops.precision import Float32Parameters
 
 POSITIONS = {}
@@ -82,7 +83,9 @@ class AbsolutePosition(Float32Parameters):
         raise NotImplementedError
 
     def mask_padding(self, positions: Tensor, tokens: Tensor) -> Tensor:
-        """Returns the positions with padding set to 0."""
+        """Returns the positions with padding, and negative ones, set to 0; integers of any type as int64."""
+        if not positions.is_floating_point():  # which CAPE and complex-order embeddings support
+            positions = integer_positions(positions)
         return torch.where(tokens == self.padding_idx, 0, positions).clamp(min=0)
 
     def last_position(self, positions: Tensor, limit: int | None = None) -> int:
