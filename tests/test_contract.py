@@ -175,11 +175,24 @@ def test_incremental_decoding_matches_full_sequence(case):
             mask = padding[:, start:stop] if padding[:, start:stop].any() else None
             pieces.append(module(x[start:stop], key_padding_mask=mask, incremental_state=state)[0])
         assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
-    order, token = torch.tensor([2, 0, 0, 1]), tokens(1, 4)
-    module.reorder_incremental_state(state, order)
-    x, padding = torch.cat([x[:, order], token]), torch.nn.functional.pad(padding[order], (0, 1))
-    expected, _ = module(x, key_padding_mask=padding)
-    assert_same(module(token, incremental_state=state)[0], expected[-1:])
+    # Rows can be reordered several times before a step, and the batch can shrink, grow and become empty.
+    for orders in (
+        [[2, 0, 0, 1]],
+        [[3, 1], [1, 1, 0, 0, 1]],
+        [[4, 2, 0], [2, 1, 0], [1]],
+        [[0, 0]],
+        [[], []],
+    ):
+        for order in orders:
+            order = torch.tensor(order, dtype=torch.int64)
+            module.reorder_incremental_state(state, order)
+            x, padding = x[:, order], padding[order]
+        token = tokens(1, x.size(1))
+        x, padding = torch.cat([x, token]), torch.nn.functional.pad(padding, (0, 1))
+        found, _ = module(token, incremental_state=state)
+        assert found.shape == token.shape
+        if len(padding):
+            assert_same(found, module(x, key_padding_mask=padding)[0][-1:])
 
 
 def norms(case):

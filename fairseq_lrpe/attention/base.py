@@ -119,6 +119,11 @@ class SelfAttention(nn.Module):
                 x.
             memory: inputs (B, M, E) at the positions before x, to which the queries of x also attend.
             key_padding_mask: True at padding, (B, L), or (B, M + L) if the memory also contains padding.
+                Padding has positions like tokens. After the last token of a row, it has no effect. Before
+                the first one, it changes the output only if the encoding ``uses_absolute_positions`` or
+                ``draws_noise``. Between tokens, it increases their distances, unless the encoding only
+                accumulates values over tokens; this includes padding between a prompt and later calls with
+                its state. It also counts in the length of dynamic scaling.
             state: the state that the previous call returned, whose positions precede those of this call.
             return_state: whether to return the state for the next call.
             position_index: positions of the tokens if they are not consecutive, or their coordinates for an

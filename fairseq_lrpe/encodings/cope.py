@@ -55,13 +55,14 @@ class _ContextualScores(torch.autograd.Function):
     # only gates and positions are saved for the backward pass.
     @staticmethod
     def plain(content, gates, table):
-        positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=table.size(-2) - 1)
+        positions = gates.flip(-1).cumsum(-1).flip(-1).fmin(_last_position(gates, table))
         values, slopes = _look_up(table, positions)
         return (content + values + positions.frac() * slopes).to(content.dtype)
 
     @staticmethod
     def forward(ctx, content, gates, table):
-        positions = gates.flip(-1).cumsum_(-1).flip(-1).clamp_(max=table.size(-2) - 1)
+        positions = gates.flip(-1).cumsum_(-1).flip(-1)
+        torch.fmin(positions, _last_position(gates, table), out=positions)
         ctx.save_for_backward(gates, positions, table)
         values, slopes = _look_up(table, positions)
         return (content + values).addcmul_(positions.frac(), slopes).to(content.dtype)
@@ -79,6 +80,11 @@ class _ContextualScores(torch.autograd.Function):
         torch.view_as_complex(grad_table).scatter_add_(-1, positions.long(), grad_pairs)
         # At the last position the slope is 0, so clipped keys contribute no gradient.
         return grad, (exact * slopes).cumsum_(-1), grad_table.to(table.dtype)
+
+
+def _last_position(gates, table):
+    """Returns the last position, which ``fmin`` also uses in place of NaN, which is no index."""
+    return gates.new_full((), table.size(-2) - 1)
 
 
 def _look_up(table, positions):

@@ -45,9 +45,7 @@ class RoPEMixed(RotaryEncoding):
         super().__init__(**shared)
         heads, d = self.num_heads, self.head_dim
         if self.axes > 2:
-            raise ValueError(
-                f"rope_mixed has angles for 1 or 2 coordinates, not {self.axes}: use liere"
-            )
+            raise ValueError(f"rope_mixed has angles for 1 or 2 coordinates, not {self.axes}: use liere")
         if d % (2 * self.axes):
             raise ValueError(
                 f"rope_mixed rotates pairs of features: head_dim must be a multiple of {2 * self.axes} in "

@@ -251,6 +251,11 @@ class Decoder(CustomLayers, TransformerDecoderBase):
         a long prefix take no memory. Raises a UserError for a state with --randomized-positions.
         """
         extract = super().extract_features_scriptable
+        if incremental_state is not None and self.training and self.decoder_layerdrop:
+            raise UserError(
+                "--decoder-layerdrop drops other layers for each token in training, whose states then lack "
+                "the token: call eval() before decoding"
+            )
         if self.randomized_positions:
             if incremental_state is not None:
                 raise UserError(
@@ -436,6 +441,12 @@ class TokenPositions(FairseqIncrementalState, nn.Module):
         If tokens are a prefix that is decoded in one call, ``prefix_state`` is the incremental state of the
         calls that follow. ``positions`` (L,) replace the positions 0, 1, ..
         """
+        has_state = incremental_state is not None or prefix_state is not None
+        if has_state and self.training and self.position.draws_noise:
+            raise UserError(
+                f"{self.position.name} positions draw other noise for each token in training: call eval() "
+                "before decoding"
+            )
         padding_idx = self.position.padding_idx
         positions = position_rows(tokens, padding_idx, positions) - padding_idx - 1
         if incremental_state is None:

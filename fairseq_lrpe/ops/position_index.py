@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed
-from fairseq_lrpe.ops.constants import is_tracing
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.utils.errors import UserError
 
@@ -30,7 +29,8 @@ def integer_positions(positions: Tensor, name: str = "positions") -> Tensor:
 
 def has_values(x: Tensor) -> bool:
     """Returns whether values can be read: not on the meta device, in a transform, or while torch traces."""
-    return not (x.is_meta or is_tracing() or is_transformed())
+    # Fake tensors, with which torch traces, are subclasses.
+    return type(x) is Tensor and not (x.is_meta or torch.compiler.is_compiling() or is_transformed())
 
 
 class PositionIndex(NamedTuple):

@@ -35,6 +35,8 @@ class AbsolutePosition(Float32Parameters):
 
     If ``left_context`` is math.inf, decoding calls :meth:`step`, which continues from a state.
     """
+    draws_noise = False
+    """Whether each call in training mode draws other noise, so that tokens cannot be decoded one by one."""
     every_layer = False
     """Whether positions are added to the inputs of attention in every layer instead of the embeddings.
 

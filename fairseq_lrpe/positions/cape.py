@@ -33,6 +33,7 @@ class CAPE(AbsolutePosition):
     """
 
     additive = True
+    draws_noise = True
     max_global_shift = 5.0
     max_local_shift = 0.5
     max_scale = 1.03

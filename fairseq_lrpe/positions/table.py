@@ -11,6 +11,9 @@ from fairseq_lrpe.ops.constants import is_tracing
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 from fairseq_lrpe.positions.base import AbsolutePosition
 
+_MAX_POSITIONS = 2**20
+"""Number of rows of a table, whose computation takes a step for each of them, one after the other."""
+
 
 class RecurrentTable(AbsolutePosition):
     """Base class of embeddings that add p_k at position k, where p_0 is learned and p_{k+1} follows from p_k.
@@ -21,6 +24,9 @@ class RecurrentTable(AbsolutePosition):
 
     The parameter p_0 is ``start`` (E,), or (layers · E,) in ``every_layer``, which is initialized from
     N(0, 1/E) like fairseq's learned positions.
+
+    Raises:
+        ValueError: for positions from 2^20 on, each of which takes a sequential step.
     """
 
     additive = True
@@ -36,7 +42,7 @@ class RecurrentTable(AbsolutePosition):
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         positions = self.mask_padding(positions, tokens)
-        last = self.last_position(positions)
+        last = self.last_position(positions, limit=_MAX_POSITIONS)
         # A table that is part of a graph, a trace or a transform is not cached.
         is_recorded = torch.is_grad_enabled() or is_transformed() or is_tracing()
         with no_autocast(x.device):

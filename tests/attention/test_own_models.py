@@ -298,6 +298,57 @@ def test_example_of_images():
     torch.testing.assert_close(names["image"], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_example_of_images_in_a_module():
+    """The module's output is that of LieRE's rotations at rows and columns, in softmax attention."""
+    names = example("grid_position_index(14, 14)")
+    module, x = names["attention"], names["patches"]
+    q, k, v = heads(module, x)
+    positions = torch.cartesian_prod(torch.arange(14), torch.arange(14))
+    o = own_softmax(module.encoding, q, k, v, positions, visible(False, 14 * 14))
+    torch.testing.assert_close(module.out_proj(module.merge_heads(o)), names["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_example_of_positions():
+    """The tokens are those of a sequence whose other positions are padding."""
+    names, padding = example("position_index=PositionIndex("), torch.ones(2, 10, dtype=torch.bool)
+    module, positions = names["attention"], names["positions"]
+    torch.manual_seed(0)
+    tokens = torch.randn(2, 4, 64)
+    padding[:, positions] = False
+    padded = torch.zeros(2, 10, 64).index_copy(1, positions, tokens)
+    expected = module(padded, key_padding_mask=padding)[:, positions]
+    found = module(tokens, position_index=PositionIndex(positions, positions, 9))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert names["y"].shape == found.shape
+
+
+def test_documented_effects_of_padding():
+    """docs/own_models.md lists the encodings whose output padding changes, before tokens and between them."""
+    absolute, gaps = set(), set()
+    for name, cls in ENCODINGS.items():
+        kinds = [SoftmaxAttention, LinearAttention] if cls.decomposable else [SoftmaxAttention]
+        for kind in kinds:
+            module = kind(E, H, name, causal=True, layers=2, max_positions=16).double().eval()
+            perturbed(module.encoding)
+            x, other = randn(1, 9, E), randn(1, 3, E, seed=1)
+            if name == "fire":
+                module.encoding.threshold.fill_(2)
+            expected = module(x)
+            for start in (0, 5, 9):
+                padded = torch.cat([x[:, :start], other, x[:, start:]], dim=1)
+                padding = torch.zeros(1, 12, dtype=torch.bool)
+                padding[:, start : start + 3] = True
+                found = module(padded, key_padding_mask=padding)[:, ~padding[0]]
+                differs = not torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+                parts, _ = in_parts(module, padded, [start + 3] + [1] * (9 - start), padding)
+                assert_same(parts[:, ~padding[0]], found)
+                if differs:
+                    assert start < 9, name
+                    (absolute if start == 0 else gaps).add(name)
+    assert absolute == {"spe", "conv_spe", "fire", "tupe", "rope_values", "fope"}
+    assert set(ENCODINGS) - gaps == {"none", "fox", "gla", "cope", "stick_breaking"}
+
+
 def hugging_face():
     pytest.importorskip("transformers")
     names = example("AttentionInterface.register")
