@@ -137,7 +137,7 @@ from fairseq_lrpe.positions import POSITIONS, build_position
 x, positions, q = torch.randn(3, 5, 16, requires_grad=True), torch.arange(5), torch.randn(3, 2, 5, 8)
 for name, cls in ENCODINGS.items():
     for attention in (LinearAttention, SoftmaxAttention)[not cls.decomposable :]:
-        module = attention(16, 2, name, causal=True, layers=2)
+        module = attention(16, 2, name, causal=True, layers=2).eval()
         out, state = module(x, return_state=True)
         out.sum().backward()
         module(x[:, :1], state=state)
