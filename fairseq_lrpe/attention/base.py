@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lrpe.attention.state import check_dtypes, dtype_names, own_storage
 from fairseq_lrpe.encodings import Context, Encoding, build_encoding
+from fairseq_lrpe.ops.autograd import with_zero_gradient
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import at_least_float32
@@ -31,6 +33,20 @@ class AttentionState(NamedTuple):
     length: int = 0
     inputs: Tensor | None = None
     feature_sum: Tensor | None = None
+
+
+def complete_state(state: AttentionState) -> AttentionState:
+    """Returns the state to pass to a caller, in its own memory and with the names of its dtypes."""
+    past, length, inputs, feature_sum = own_storage(state)
+    past["dtypes"] = dtype_names({**past, "inputs": inputs, "feature_sum": feature_sum})
+    return AttentionState(past, length, inputs, feature_sum)
+
+
+def check_state(state: AttentionState) -> None:
+    """Raises a ValueError if the dtypes of a state have become narrower."""
+    past = state.past or {}
+    if "dtypes" in past:  # states of earlier versions have none
+        check_dtypes(dtype_names({**past, **state._asdict()}), past["dtypes"])
 
 
 class SelfAttention(nn.Module):
@@ -141,6 +157,8 @@ class SelfAttention(nn.Module):
             raise UserError("a memory or a state requires consecutive positions: omit position_index")
         if position_index is not None:
             self.encoding.check_positions("position_index")
+        if state is not None:
+            check_state(state)
         past, offset, inputs, feature_sum = state or AttentionState()
         keys = x if keys is None else keys
         if keys.shape != x.shape:
@@ -162,13 +180,16 @@ class SelfAttention(nn.Module):
             # absolute positions. With a decay, the difference is far smaller than the terms.
             q, k = at_least_float32(q), at_least_float32(k)
         o, past = self.attend(q, k, v, context, past, return_state)
+        if features is not None and features.requires_grad and k.size(2) <= 1:
+            # The decay of the first key is not used, but its parameters need a gradient.
+            o = with_zero_gradient(o, features)
         out = self.out_proj(self.merge_heads(o).to(x.dtype))
         if not return_state:
             return out
         if features is not None:
             total = to_float64(features).sum(2, keepdim=True)
             feature_sum = total if feature_sum is None else feature_sum + total
-        return out, AttentionState(past, offset + k.size(2), inputs, feature_sum)
+        return out, complete_state(AttentionState(past, offset + k.size(2), inputs, feature_sum))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Splits the heads: (B, L, H·d) -> (B, H, L, d)."""

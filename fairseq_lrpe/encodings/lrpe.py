@@ -7,7 +7,12 @@ from fairseq_lrpe.encodings.base import check_choice, register_encoding
 from fairseq_lrpe.encodings.rotation import RotaryEncoding
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
-from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
+from fairseq_lrpe.ops.permutation import (
+    PermutationBuffer,
+    odd_even_permutation,
+    permutation_powers,
+    permute_features,
+)
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.reflections import householder
 from fairseq_lrpe.ops.rotation import (
@@ -35,7 +40,7 @@ ROTATIONS = ("identity", "householder", "odd_even", "fft")
     theta_type="LRPE's n angles: a is 10000^(-2t/w), b is π(t+1)/(2Mn) and c is π/(2M(t+1)) for t = 0..n-1, "
     "with w rotated features and the maximum length M",
 )
-class LRPE(RotaryEncoding):
+class LRPE(PermutationBuffer, RotaryEncoding):
     """Multiplies q and k by a unitary matrix Λ^(s) P that depends on the position s (LRPE TMLR Eq. 75).
 
     For a query q at position s and a key k at position t, the product is Re(qᴴ Pᴴ Λ^(t-s) P k). The outer Pᴴ
@@ -59,7 +64,7 @@ class LRPE(RotaryEncoding):
         fft          discrete Fourier transform over the features, norm "ortho"
 
     ``theta`` contains the angles per position, ``v`` (d,) the Householder vector and ``permutation`` (d,) the
-    gather indices of π. Only a learned theta or v is a parameter.
+    gather indices of π, as floating point numbers. Only a learned theta or v is a parameter.
 
     Encoding takes O(L d) time, or O(L d log d) with fft. The width 2d of the unitary core doubles the time of
     linear attention.
@@ -102,7 +107,7 @@ class LRPE(RotaryEncoding):
         self.core, self.rotation, self.learn_theta = core, rotation, learn_theta
 
         if core == "permutation":
-            self.register_buffer("permutation", torch.randperm(d))
+            self.store_permutation(torch.randperm(d))
         else:
             width = d // 2 + d // 2 % 2 if core == "mixed" else d
             count = d if core == "unitary" else width // 2
@@ -126,7 +131,7 @@ class LRPE(RotaryEncoding):
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         if self.core == "permutation":
-            return permute_features(k, permutation_powers(self.permutation.argsort(-1), shift, 1))
+            return permute_features(k, permutation_powers(self.gather_index.argsort(-1), shift, 1))
         self.check_shift()
         table = self.position_table(k[:, :, :1], shift).conj()
         if self.core == "unitary" and self.rotation != "fft":
@@ -137,7 +142,7 @@ class LRPE(RotaryEncoding):
         """Returns Λ^(s) for the positions of x, as gather indices of π^s or as phases e^{isα}."""
         length = x.size(-2)
         if self.core == "permutation":
-            return permutation_powers(self.permutation, offset, length)
+            return permutation_powers(self.gather_index, offset, length)
         if self.learn_theta:
             return phases(self._angles(offset, length), offset, length).to(x.device, complex_dtype(x))
         frequencies = (*self.frequencies, self.scaling_at(offset, length))
