@@ -36,17 +36,16 @@ class AttentionState(NamedTuple):
 
 
 def complete_state(state: AttentionState) -> AttentionState:
-    """Returns the state to pass to a caller, in its own memory and with the names of its dtypes."""
-    past, length, inputs, feature_sum = own_storage(state)
-    past["dtypes"] = dtype_names({**past, "inputs": inputs, "feature_sum": feature_sum})
-    return AttentionState(past, length, inputs, feature_sum)
+    """Returns the state to pass to a caller, with the names of its dtypes."""
+    past, _, inputs, feature_sum = state
+    return AttentionState({**past, "dtypes": dtype_names(past, inputs, feature_sum)}, *state[1:])
 
 
 def check_state(state: AttentionState) -> None:
     """Raises a ValueError if the dtypes of a state have become narrower."""
     past = state.past or {}
     if "dtypes" in past:  # states of earlier versions have none
-        check_dtypes(dtype_names({**past, **state._asdict()}), past["dtypes"])
+        check_dtypes(dtype_names(past, state.inputs, state.feature_sum), past["dtypes"])
 
 
 class SelfAttention(nn.Module):
@@ -189,7 +188,10 @@ class SelfAttention(nn.Module):
         if features is not None:
             total = to_float64(features).sum(2, keepdim=True)
             feature_sum = total if feature_sum is None else feature_sum + total
-        return out, complete_state(AttentionState(past, offset + k.size(2), inputs, feature_sum))
+        new = AttentionState(past, offset + k.size(2), inputs, feature_sum)
+        if state is None or q.size(2) > 1:  # a step keeps at most the inputs of a few tokens
+            new = own_storage(new)
+        return out, complete_state(new)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Splits the heads: (B, L, H·d) -> (B, H, L, d)."""

@@ -100,7 +100,7 @@ def test_states_of_another_dtype_are_refused():
             wide = [t for t in tensors(state) if t.dtype in (torch.float32, torch.float64)]
 
             if wide:
-                message = r"of the state was returned in torch.float(32|64) and is now in torch.bfloat16"
+                message = r"of the state was returned in float(32|64) and is now in bfloat16"
                 with pytest.raises(ValueError, match=message) as raised:
                     module(x[:, :1], state=in_bfloat16(state))
                 assert "cast_forward_inputs=False" in str(raised.value) and "\n" not in str(raised.value)
