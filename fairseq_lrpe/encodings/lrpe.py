@@ -64,7 +64,7 @@ class LRPE(PermutationBuffer, RotaryEncoding):
         fft          discrete Fourier transform over the features, norm "ortho"
 
     ``theta`` contains the angles per position, ``v`` (d,) the Householder vector and ``permutation`` (d,) the
-    gather indices of π, as floating point numbers. Only a learned theta or v is a parameter.
+    gather indices of π. Only a learned theta or v is a parameter.
 
     Encoding takes O(L d) time, or O(L d log d) with fft. The width 2d of the unitary core doubles the time of
     linear attention.
@@ -131,7 +131,7 @@ class LRPE(PermutationBuffer, RotaryEncoding):
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         if self.core == "permutation":
-            return permute_features(k, permutation_powers(self.gather_index.argsort(-1), shift, 1))
+            return permute_features(k, permutation_powers(self.permutation.argsort(-1), shift, 1))
         self.check_shift()
         table = self.position_table(k[:, :, :1], shift).conj()
         if self.core == "unitary" and self.rotation != "fft":
@@ -142,7 +142,7 @@ class LRPE(PermutationBuffer, RotaryEncoding):
         """Returns Λ^(s) for the positions of x, as gather indices of π^s or as phases e^{isα}."""
         length = x.size(-2)
         if self.core == "permutation":
-            return permutation_powers(self.gather_index, offset, length)
+            return permutation_powers(self.permutation, offset, length)
         if self.learn_theta:
             return phases(self._angles(offset, length), offset, length).to(x.device, complex_dtype(x))
         frequencies = (*self.frequencies, self.scaling_at(offset, length))

@@ -40,7 +40,7 @@ class PER(PermutationBuffer, TableEncoding):
         return permute_features(x, table)
 
     def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
-        return permutation_powers(self.gather_index, offset, x.size(-2))
+        return permutation_powers(self.permutation, offset, x.size(-2))
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
-        return permute_features(k, permutation_powers(self.gather_index.argsort(-1), shift, 1))
+        return permute_features(k, permutation_powers(self.permutation.argsort(-1), shift, 1))

@@ -8,15 +8,17 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL_HOOKS = tuple(getattr(torch_module, f"_global{name}") for name in _HOOKS)
 
 
 def is_unchanged(layer: nn.Module, cls: type[nn.Module]) -> bool:
     """Returns whether calling a layer computes what ``cls`` does, from its parameters and nothing else."""
-    if type(layer) is not cls or "forward" in vars(layer):  # libraries also replace ``forward``
+    if type(layer) is not cls or any(_GLOBAL_HOOKS):
         return False
-    if any(vars(layer)[name] for name in _HOOKS) or any(vars(torch_module)[f"_global{x}"] for x in _HOOKS):
+    own = vars(layer)
+    if "forward" in own or any(own[name] for name in _HOOKS):  # libraries also replace ``forward``
         return False
-    return all(type(parameter) is nn.Parameter for parameter in layer.parameters(recurse=False))
+    return all(type(x) is nn.Parameter or x is None for x in own["_parameters"].values())
 
 
 def embedding_rows(embedding: nn.Module, count: int, device: torch.device) -> Tensor:

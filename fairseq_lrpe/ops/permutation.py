@@ -31,12 +31,17 @@ class PermutationBuffer(Float32Parameters):
     def store_permutation(self, index: Tensor) -> None:
         """Registers the buffer for the gather indices (.., d)."""
         self.register_buffer("permutation", index.float())
-        self.float32_parameters = (*self.float32_parameters, "permutation")
 
     @property
-    def gather_index(self) -> Tensor:
-        """The gather indices (.., d), int64."""
-        return self.permutation.round().long()
+    def permutation(self) -> Tensor:
+        """The gather indices (.., d), int64, from the buffer of this name."""
+        stored = self._buffers.get("permutation")
+        if stored is None:
+            raise AttributeError(f"{type(self).__name__} has no permutation")
+        return stored.round().long()
+
+    def _keeps_float32(self, name):
+        return name == "permutation" or super()._keeps_float32(name)
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         loaded = state_dict.get(f"{prefix}permutation")
