@@ -52,7 +52,8 @@ class RecurrentTable(AbsolutePosition):
 
     def _new_table(self, length):
         start = at_least_float32(self.start)
-        return torch.stack([start, *self._iterate(start, 0, length - 1)])
+        # The second row gives the weights of the step a gradient of zeros if all tokens are at position 0.
+        return torch.stack([start, *self._iterate(start, 0, max(length, 2) - 1)])
 
     def _cached_table(self, length):
         parameters = list(self.parameters())

@@ -148,6 +148,17 @@ def test_every_parameter_has_a_gradient(length, padded):
             assert not missing, (name, type(module), missing)
 
 
+@pytest.mark.parametrize("name", POSITIONS)
+def test_every_parameter_of_positions_has_a_gradient(name):
+    for causal in (True, False):
+        shared = {"embed_dim": E, "vocab_size": 9, "max_positions": 16, "causal": causal}
+        module = build_position(name, **shared).train()
+        module(
+            torch.randn(B, 1, module.width), torch.zeros(B, 1).long(), torch.full((B, 1), 5)
+        ).sum().backward()
+        assert all(p.grad is not None for p in module.parameters())
+
+
 ZERO_ROWS = {
     "zeros": lambda x: x.index_fill(1, torch.tensor([0, 4, 5]), 0.0),
     "equal": lambda x: x[:, :1].expand_as(x),
