@@ -153,9 +153,8 @@ def test_every_parameter_of_positions_has_a_gradient(name):
     for causal in (True, False):
         shared = {"embed_dim": E, "vocab_size": 9, "max_positions": 16, "causal": causal}
         module = build_position(name, **shared).train()
-        module(
-            torch.randn(B, 1, module.width), torch.zeros(B, 1).long(), torch.full((B, 1), 5)
-        ).sum().backward()
+        x, tokens = torch.randn(B, 1, module.width, requires_grad=True), torch.full((B, 1), 5)
+        module(x, torch.zeros(B, 1).long(), tokens).sum().backward()
         assert all(p.grad is not None for p in module.parameters())
 
 
