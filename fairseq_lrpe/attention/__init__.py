@@ -12,11 +12,17 @@ For example, for inputs x (batch, length, 512):
 attention. ``apply_encoding`` and ``attention_bias`` are for models that have their own attention.
 """
 
+import torch
+
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.attention.functional import apply_encoding, attention_bias
-from fairseq_lrpe.attention.linear import LinearAttention
+from fairseq_lrpe.attention.linear import KeyState, LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
 from fairseq_lrpe.attention.torch_adapter import MultiheadLinearAttention, MultiheadSoftmaxAttention
+from fairseq_lrpe.ops import LinearState
+
+# torch.load then reads saved states without weights_only=False.
+torch.serialization.add_safe_globals([AttentionState, KeyState, LinearState])
 
 __all__ = [
     "AttentionState",

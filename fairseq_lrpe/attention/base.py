@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lrpe.attention.state import check_dtypes, dtype_names, own_storage
 from fairseq_lrpe.encodings import Context, Encoding, build_encoding
+from fairseq_lrpe.ops.autograd import with_zero_gradient
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, check_token_positions, integer_positions
 from fairseq_lrpe.ops.precision import at_least_float32
@@ -31,6 +33,19 @@ class AttentionState(NamedTuple):
     length: int = 0
     inputs: Tensor | None = None
     feature_sum: Tensor | None = None
+
+
+def complete_state(state: AttentionState) -> AttentionState:
+    """Returns the state to pass to a caller, with the names of its dtypes."""
+    past, _, inputs, feature_sum = state
+    return AttentionState({**past, "dtypes": dtype_names(past, inputs, feature_sum)}, *state[1:])
+
+
+def check_state(state: AttentionState) -> None:
+    """Raises a ValueError if the dtypes of a state have become narrower."""
+    past = state.past or {}
+    if "dtypes" in past:  # states of earlier versions have none
+        check_dtypes(dtype_names(past, state.inputs, state.feature_sum), past["dtypes"])
 
 
 class SelfAttention(nn.Module):
@@ -153,6 +168,8 @@ class SelfAttention(nn.Module):
             self.encoding.check_positions("position_index")
             length, axes = x.size(self.time_dim), self.encoding.axes
             position_index = check_token_positions(position_index, length, axes, ascending=self.causal)
+        if state is not None:
+            check_state(state)
         self._check_state(state, return_state)
         past, offset, inputs, feature_sum = state or AttentionState()
         keys = x if keys is None else keys
@@ -175,13 +192,19 @@ class SelfAttention(nn.Module):
             # absolute positions. With a decay, the difference is far smaller than the terms.
             q, k = at_least_float32(q), at_least_float32(k)
         o, past = self.attend(q, k, v, context, past, return_state)
+        if features is not None and features.requires_grad and k.size(2) <= 1:
+            # The decay of the first key is not used, but its parameters need a gradient.
+            o = with_zero_gradient(o, features)
         out = self.out_proj(self.merge_heads(o).to(x.dtype))
         if not return_state:
             return out
         if features is not None:
             total = to_float64(features).sum(2, keepdim=True)
             feature_sum = total if feature_sum is None else feature_sum + total
-        return out, AttentionState(past, offset + k.size(2), inputs, feature_sum)
+        new = AttentionState(past, offset + k.size(2), inputs, feature_sum)
+        if state is None or q.size(2) > 1:  # a step keeps at most the inputs of a few tokens
+            new = own_storage(new)
+        return out, complete_state(new)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Splits the heads: (B, L, H·d) -> (B, H, L, d)."""

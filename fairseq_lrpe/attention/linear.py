@@ -6,7 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention, append_rows, select_rows
+from fairseq_lrpe.attention.base import (
+    STATE_REMEDY,
+    AttentionState,
+    SelfAttention,
+    append_rows,
+    complete_state,
+    select_rows,
+)
 from fairseq_lrpe.encodings import Context, Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
@@ -223,7 +230,7 @@ class LinearAttention(SelfAttention):
         kv, k_sum = sums
         kv = self.encoding.shift_values(self.encoding.shift_keys(kv.mT, shift).mT, shift)
         k_sum = self.encoding.shift_keys(k_sum[..., None, :], shift).squeeze(-2)
-        return AttentionState({**state.past, "sums": LinearState(kv, k_sum)})
+        return complete_state(AttentionState({**state.past, "sums": LinearState(kv, k_sum)}))
 
     def _normalize(self, o):
         return self.split_heads(self.norm(self.merge_heads(o)))

@@ -6,6 +6,8 @@ from torch import Tensor
 from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
+from fairseq_lrpe.ops.autograd import is_transformed
+from fairseq_lrpe.ops.constants import is_tracing
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 
@@ -59,7 +61,7 @@ class MultiheadSelfAttention(SelfAttention):
         Raises:
             ValueError: for arguments that are not supported.
         """
-        if key is not query or value is not query:
+        if not (_is_same(key, query) and _is_same(value, query)):
             raise ValueError("only self-attention is supported: pass the same tensor as query, key and value")
         if need_weights:
             raise ValueError("attention weights are not computed: pass need_weights=False")
@@ -90,6 +92,18 @@ class MultiheadLinearAttention(MultiheadSelfAttention, LinearAttention):
 
 class MultiheadSoftmaxAttention(MultiheadSelfAttention, SoftmaxAttention):
     """:class:`SoftmaxAttention` with the interface of ``torch.nn.MultiheadAttention``."""
+
+
+def _is_same(a, b):
+    """Returns whether two arguments are one tensor; a reentrant checkpoint makes each a leaf of its own."""
+    if a is b:
+        return True
+    if is_tracing() or is_transformed() or a.grad_fn is not None or b.grad_fn is not None:
+        return False
+    layout = (a.shape, a.stride(), a.dtype, a.device, a.requires_grad)
+    return (
+        layout == (b.shape, b.stride(), b.dtype, b.device, b.requires_grad) and a.data_ptr() == b.data_ptr()
+    )
 
 
 def _bool_mask(mask, name):

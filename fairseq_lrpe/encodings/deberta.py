@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.ops.layers import embedding_rows
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_shift
 
@@ -44,8 +45,8 @@ class DeBERTa(Encoding):
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         key_distances = q.size(-2), k.size(-2), context.q_offset, self.causal
         query_distances = q.size(-2), k.size(-2), context.q_offset, False
-        to_key = self._project_distances(self.pos_key, 1, *key_distances)
-        to_query = self._project_distances(self.pos_query, -1, *query_distances)
+        to_key = self._project_distances(self.pos_key, q.device, 1, *key_distances)
+        to_query = self._project_distances(self.pos_query, q.device, -1, *query_distances)
         return to_key, key_distances, to_query, query_distances
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
@@ -67,11 +68,11 @@ class DeBERTa(Encoding):
             blocks.append(relative_shift(block @ to_query[..., columns], queries).flip(-2, -1))
         return content_to_position + torch.cat(blocks, dim=-2).mT
 
-    def _project_distances(self, projection, sign, *distances):
+    def _project_distances(self, projection, device, sign, *distances):
         """Returns the projected embeddings (H, d, W) of the distances of a score matrix."""
-        embeddings = self.rel_embeddings.weight
         options, clamp = (self.k, sign), self.clamp_length
-        rows = distance_table(relative_index, options, *distances, embeddings.device, clamp=clamp)
+        rows = distance_table(relative_index, options, *distances, device, clamp=clamp)
+        embeddings = embedding_rows(self.rel_embeddings, 2 * self.k, device)
         select_first = len(rows) < len(embeddings)
         projected = projection(embeddings[rows]) if select_first else projection(embeddings)[rows]
         return projected.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0)

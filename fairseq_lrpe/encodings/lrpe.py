@@ -7,7 +7,12 @@ from fairseq_lrpe.encodings.base import check_choice, register_encoding
 from fairseq_lrpe.encodings.rotation import RotaryEncoding
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
-from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
+from fairseq_lrpe.ops.permutation import (
+    PermutationBuffer,
+    odd_even_permutation,
+    permutation_powers,
+    permute_features,
+)
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.reflections import householder
 from fairseq_lrpe.ops.rotation import (
@@ -35,7 +40,7 @@ ROTATIONS = ("identity", "householder", "odd_even", "fft")
     theta_type="LRPE's n angles: a is 10000^(-2t/w), b is π(t+1)/(2Mn) and c is π/(2M(t+1)) for t = 0..n-1, "
     "with w rotated features and the maximum length M",
 )
-class LRPE(RotaryEncoding):
+class LRPE(PermutationBuffer, RotaryEncoding):
     """Multiplies q and k by a unitary matrix Λ^(s) P that depends on the position s (LRPE TMLR Eq. 75).
 
     For a query q at position s and a key k at position t, the product is Re(qᴴ Pᴴ Λ^(t-s) P k). The outer Pᴴ
@@ -102,7 +107,7 @@ class LRPE(RotaryEncoding):
         self.core, self.rotation, self.learn_theta = core, rotation, learn_theta
 
         if core == "permutation":
-            self.register_buffer("permutation", torch.randperm(d))
+            self.store_permutation(torch.randperm(d))
         else:
             width = d // 2 + d // 2 % 2 if core == "mixed" else d
             count = d if core == "unitary" else width // 2

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.ops.normalization import unit_vectors
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 from fairseq_lrpe.ops.reflections import ReflectedKeys
 
@@ -48,7 +49,7 @@ class PaTH(Encoding):
         x = x.transpose(0, 1).contiguous()  # the convolution shifts along the first dimension
         w, length = self.w_out(self.w_in(x)), len(x) - self.left_context
         w = F.silu(sum(w[t : t + length] * row for t, row in enumerate(self.convolution)))
-        w = F.normalize(at_least_float32(w).unflatten(-1, (self.num_heads, -1)), dim=-1)
+        w = unit_vectors(at_least_float32(w).unflatten(-1, (self.num_heads, -1)))
         beta = self.beta(x[self.left_context :]).to(w.dtype)
         root = (0.5 * F.logsigmoid(beta)).exp() * 2**0.5  # √β, with a finite gradient at β = 0
         return (root[..., None] * w).permute(1, 2, 0, 3)

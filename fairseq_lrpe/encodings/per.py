@@ -5,12 +5,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_lrpe.encodings.base import START, Context, TableEncoding, register_encoding
-from fairseq_lrpe.ops.permutation import permutation_powers, permute_features
+from fairseq_lrpe.ops.permutation import PermutationBuffer, permutation_powers, permute_features
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 
 @register_encoding("per")
-class PER(TableEncoding):
+class PER(PermutationBuffer, TableEncoding):
     """Permutes features depending on the position, with a decay if causal (PermuteFormer, Chen 2021).
 
     The scores are r_h^(i−j) (π_h^i q_i)·(π_h^j k_j), with a random permutation π_h of each head's features.
@@ -24,7 +24,7 @@ class PER(TableEncoding):
     def __init__(self, **shared):
         super().__init__(**shared)
         permutations = [torch.randperm(self.head_dim) for _ in range(self.num_heads)]
-        self.register_buffer("permutation", torch.stack(permutations))
+        self.store_permutation(torch.stack(permutations))
 
     def log_decay(self, context: Context = START) -> Tensor | None:
         if not self.causal:

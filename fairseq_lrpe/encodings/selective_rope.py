@@ -1,13 +1,13 @@
 """Selective RoPE: rotations by angles that depend on the input."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
 from fairseq_lrpe.encodings.fox import ForgetGate
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
+from fairseq_lrpe.ops.normalization import unit_vectors
 from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.ops.rotation import complex_dtype, rotate_pairs
 
@@ -48,7 +48,7 @@ class SelectiveRoPE(Encoding):
 
     def input_features(self, x: Tensor) -> Tensor:
         """Returns φ (B, H, n, d/2)."""
-        x = F.normalize(at_least_float32(x), dim=-1).to(x.dtype)
+        x = unit_vectors(at_least_float32(x)).to(x.dtype)
         y, length = self.w_out(self.w_in(x)), x.size(1) - self.left_context
         phi = sum(y[:, t : t + length] * row for t, row in enumerate(self.convolution))
         phi = at_least_float32(phi).unflatten(-1, (self.num_heads, -1))

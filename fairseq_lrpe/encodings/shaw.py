@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.ops.layers import embedding_rows
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 
@@ -79,7 +80,7 @@ class Shaw(Encoding):
 
         Vectors that are not parameters have the device and dtype of ``like``.
         """
-        weight = getattr(self, name).weight
+        weight = embedding_rows(getattr(self, name), self.k_after + self.k + 1, like.device)
         return weight.unflatten(1, (self.num_heads, -1)).transpose(0, 1) if self.per_head else weight
 
     def _levels(self, queries, keys, q_offset, like):

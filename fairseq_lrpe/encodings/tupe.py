@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
 from fairseq_lrpe.encodings.t5 import relative_bucket
+from fairseq_lrpe.ops.layers import embedding_rows, is_unchanged
 from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
@@ -78,7 +79,8 @@ class TUPE(Encoding):
                 "use shorter inputs, or train with a larger --max-positions, --max-source-positions or "
                 "--max-target-positions"
             )
-        rows, cls_scores = self.norm(self.positions.weight[: last + 1 + self.cls]), None
+        rows = self.norm(embedding_rows(self.positions, last + 1 + self.cls, q.device))
+        cls_scores = None
         if self.cls:
             cls_q, cls_k = self._project(self.to_query, rows[:2]), self._project(self.to_key, rows[:2])
             cls_scores, rows = self.scale * (cls_q * cls_k).sum(-1), rows[1:]
@@ -96,7 +98,7 @@ class TUPE(Encoding):
             position_q: projected positions of the queries (H, Lq, d).
             rows: normalized table rows (L, E).
         """
-        if position_q.size(1) * self.num_heads >= rows.size(1):
+        if position_q.size(1) * self.num_heads >= rows.size(1) or not is_unchanged(self.to_key, nn.Linear):
             return position_q, self._project(self.to_key, rows).mT
         # In a decoding step, multiplying the only query by U_K is cheaper than multiplying all rows.
         projection = torch.cat([self.to_key.weight, self.to_key.bias[:, None]], dim=1)
@@ -118,7 +120,8 @@ class TUPE(Encoding):
             bias = bias + expand_distances(self.buckets(bucket).T, queries, keys, q_offset)
         if self.cls:
             if self.relative_bias:
-                cls_scores = cls_scores + self.buckets.weight[[BUCKETS // 2, BUCKETS]].T
+                special = torch.tensor([BUCKETS // 2, BUCKETS], device=q.device)
+                cls_scores = cls_scores + self.buckets(special).T
             from_cls, to_cls = cls_scores.T[..., None, None]
             bias = torch.where(i[:, None] == 0, from_cls, torch.where(j == 0, to_cls, bias))
         return bias.unsqueeze(0)

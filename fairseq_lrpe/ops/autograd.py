@@ -57,6 +57,11 @@ class KeepLayout(torch.autograd.Function):
         return g if g.stride() == ctx.strides else g.new_empty_strided(g.shape, ctx.strides).copy_(g)
 
 
+def with_zero_gradient(y: Tensor, x: Tensor) -> Tensor:
+    """Returns y, and gives x a gradient of zeros; ``DistributedDataParallel`` refuses missing ones."""
+    return torch.where(y.new_ones((), dtype=torch.bool), y, x.sum().to(y.dtype))
+
+
 def needs_plain_backward(*gradients: Tensor) -> bool:
     """Returns whether the gradients of a backward pass are themselves differentiated or batched."""
     if torch.compiler.is_compiling():

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
+from fairseq_lrpe.ops.precision import Float32Parameters
 
 
 def odd_even_permutation(width: int) -> Tensor:
@@ -14,6 +15,44 @@ def odd_even_permutation(width: int) -> Tensor:
     """
     index = torch.arange(width, device="cpu")
     return torch.where(index % 2 == 0, index // 2, (index - 1) // 2 + width - width // 2)
+
+
+class PermutationBuffer(Float32Parameters):
+    """Base class of modules with a fixed random permutation of features, the buffer ``permutation`` (.., d).
+
+    The buffer contains the gather indices as floating point numbers, which are rounded when they are used:
+    moving averages of a model's tensors, such as those of timm and torch, truncate integers, and 0.9999 · 7 +
+    0.0001 · 7 can be 6. Checkpoints with integers are loaded, too.
+
+    Raises:
+        ValueError: if a loaded tensor does not contain permutations, as an average of different models.
+    """
+
+    def store_permutation(self, index: Tensor) -> None:
+        """Registers the buffer for the gather indices (.., d)."""
+        self.register_buffer("permutation", index.float())
+
+    @property
+    def permutation(self) -> Tensor:
+        """The gather indices (.., d), int64, from the buffer of this name."""
+        stored = self._buffers.get("permutation")
+        if stored is None:
+            raise AttributeError(f"{type(self).__name__} has no permutation")
+        return stored.round().long()
+
+    def _keeps_float32(self, name):
+        return name == "permutation" or super()._keeps_float32(name)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        loaded = state_dict.get(f"{prefix}permutation")
+        if loaded is not None and not (loaded.is_meta or loaded.numel() == 0):
+            expected = torch.arange(loaded.size(-1), device=loaded.device).expand_as(loaded)
+            if not loaded.double().round().long().sort(-1).values.equal(expected):
+                raise ValueError(
+                    f"{prefix}permutation contains no permutation, perhaps because integers were averaged: "
+                    "copy it from the model of which this is an average"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Parameters that stay in float32 in models of half precision."""
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 
@@ -34,9 +35,18 @@ class Float32Parameters(nn.Module):
     float32_parameters: tuple[str, ...] = ()
     """Names of the parameters and buffers that have at least float32, such as "theta" or "linear.weight"."""
 
+    def _keeps_float32(self, name):
+        """Returns whether a name is one of ``float32_parameters``, or of a tensor that determines one.
+
+        The ``parametrize`` of torch renames "slope" to "parametrizations.slope.original", with a number if it
+        is computed from several tensors.
+        """
+        name = re.sub(r"parametrizations\.(\w+)\.original\d*$", r"\1", name)
+        return re.sub(r"_(orig|g|v)$", "", name) in self.float32_parameters or name in self.float32_parameters
+
     def _apply(self, fn, recurse=True):
         named = chain(self.named_parameters(), self.named_buffers())
-        kept = [x for name, x in named if name in self.float32_parameters]
+        kept = [x for name, x in named if self._keeps_float32(name)]
         kept += [x.grad for x in kept if x.grad is not None]
 
         def convert(x):
@@ -49,7 +59,7 @@ class Float32Parameters(nn.Module):
         return super()._apply(convert, recurse)
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
-        for key in (prefix + name for name in self.float32_parameters):
-            if key in state_dict:
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            if self._keeps_float32(key.removeprefix(prefix)):
                 state_dict[key] = at_least_float32(state_dict[key])
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -14,9 +14,13 @@ _MERGED_BLOCKS = 4
 
 
 def householder(x: Tensor, v: Tensor) -> Tensor:
-    """Returns (I − 2 v vᵀ / vᵀv) x for every row of x (..., d), where v (d,) is not 0 (LRPE TMLR Eq. 73)."""
+    """Returns (I − 2 v vᵀ / vᵀv) x for every row of x (..., d), or x for v = 0 (LRPE TMLR Eq. 73).
+
+    v is (d,).
+    """
     v = v.to(x.dtype)
-    return x - (x @ v).unsqueeze(-1) * (v * (2 / v.dot(v)))
+    square = v.dot(v).clamp(min=torch.finfo(v.dtype).tiny)
+    return x - (x @ v).unsqueeze(-1) * (v * (2 / square))
 
 
 class ReflectedKeys:

@@ -53,7 +53,7 @@ class RNN(AbsolutePosition):
         self, x: Tensor, positions: Tensor, tokens: Tensor, state: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         states = self._read(self.forward_rnn, x, tokens.ne(self.padding_idx), state)
-        return states, states[:, -1]
+        return states, states[:, -1].clone()  # a view would keep the states of the whole prompt
 
     @staticmethod
     def _read(rnn, x, is_token, state=None):

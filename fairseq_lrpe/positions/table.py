@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.ops.autograd import is_transformed
 from fairseq_lrpe.ops.constants import is_tracing
+from fairseq_lrpe.ops.layers import is_unchanged
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 from fairseq_lrpe.positions.base import AbsolutePosition
 
@@ -36,6 +37,11 @@ class RecurrentTable(AbsolutePosition):
         self.start = nn.Parameter(torch.randn(self.width) * self.embed_dim**-0.5)
         self._cache = None
 
+    @property
+    def has_plain_layers(self) -> bool:
+        """Whether no layer has an adapter, a hook or quantized weights; otherwise layers are called."""
+        return all(is_unchanged(layer, nn.Linear) for layer in self.children())
+
     def step_function(self) -> Callable[[Tensor, int], Tensor]:
         """Returns the function (p_k, k) -> p_{k+1}, which converts weights by :func:`at_least_float32`."""
         raise NotImplementedError
@@ -45,13 +51,15 @@ class RecurrentTable(AbsolutePosition):
         last = self.last_position(positions, limit=_MAX_POSITIONS)
         # A table that is part of a graph, a trace or a transform is not cached.
         is_recorded = torch.is_grad_enabled() or is_transformed() or is_tracing()
+        is_recorded = is_recorded or not self.has_plain_layers  # adapters can be switched off
         with no_autocast(x.device):
             table = self._new_table(last + 1) if is_recorded else self._cached_table(last + 1)
         return x + F.embedding(positions, table).to(x.dtype)
 
     def _new_table(self, length):
         start = at_least_float32(self.start)
-        return torch.stack([start, *self._iterate(start, 0, length - 1)])
+        # The second row gives the weights of the step a gradient of zeros if all tokens are at position 0.
+        return torch.stack([start, *self._iterate(start, 0, max(length, 2) - 1)])
 
     def _cached_table(self, length):
         parameters = list(self.parameters())

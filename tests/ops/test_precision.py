@@ -90,3 +90,24 @@ def test_names_are_those_of_parameters():
     for module in modules:
         assert set(module.float32_parameters) <= module.state_dict().keys()
     assert {"theta", "generators", "freqs", "omega.weight", "outer.weight", "w"} <= names
+
+
+@every_half
+@pytest.mark.parametrize("weight_norm", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+def test_parametrized_parameters(dtype, weight_norm):
+    """Those from which a parameter in float32 is computed have float32, too."""
+
+    class Double(nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+    toy = Toy()
+    nn.utils.parametrize.register_parametrization(toy, "angle", Double())
+    weight_norm(toy.linear)
+    before = toy.angle.detach()
+    toy.to(dtype)
+    assert toy.angle.equal(before) and toy.gain.dtype == toy.linear.bias.dtype == dtype
+    kept = [name for name, x in toy.named_parameters() if x.dtype == torch.float32]
+    assert len(kept) == 3 and not {"gain", "linear.bias"} & {*kept}
+    toy.load_state_dict({key: x.to(dtype) for key, x in toy.state_dict().items()}, assign=True)
+    assert toy.angle.dtype == torch.float32
