@@ -13,14 +13,15 @@ import lzma
 import os
 import shutil
 import stat
+import struct
 import tarfile
-import time
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic, sleep
 
 import yaml
 
@@ -32,10 +33,13 @@ SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())
 
 # WikiText's host rejects urllib's default user agent.
 HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; fairseq-lrpe)"}
+MS_DOS = 0  # "create_system" of zip archives that Windows makes
 CHUNK = 1 << 20  # bytes read at once
 TIMEOUT = 30  # seconds without data after which a download is interrupted
 TRIES = 5  # attempts per mirror after interrupted responses
 WAIT = 1  # seconds before the second attempt, doubled before each further one
+MIN_RATE = 20_000  # bytes per second, below which a download is given up
+MIN_TIME = 600  # seconds for which any download may take
 TOO_MANY_REQUESTS = 429
 
 
@@ -49,10 +53,10 @@ def mismatch(path: Path, facts: dict) -> str | None:
     return None if digest == facts["sha256"] else f"has SHA-256 {digest} instead of {facts['sha256']}"
 
 
-def fetch(dest: Path, facts: dict, copy: Path | None = None) -> Path:
+def fetch(dest: Path, facts: dict, copy: Path | None = None, option: str = "--from") -> Path:
     """Returns the path of a published file: ``copy``, or else ``dest``, which is downloaded if necessary.
 
-    An incomplete ``dest``.part is resumed.
+    An incomplete ``dest``.part is resumed. ``option`` is the command's option that accepts a copy.
 
     Raises:
         UserError: If the copy is missing or differs from the published file, or no mirror provides it.
@@ -73,18 +77,22 @@ def fetch(dest: Path, facts: dict, copy: Path | None = None) -> Path:
             os.replace(part, dest)
             return dest
         reasons.append(f"{url} {reason}")
-    remedy = "try again later, or download it manually (see --from in --help)"
+    remedy = f"try again later, or download it manually (see {option} in --help)"
     raise UserError(f"no mirror provides {dest.name}: {'; '.join(reasons)}; {remedy}")
 
 
 def _download_verified(part, url, facts):
     """Completes the file ``part`` from a URL; returns the reason if that is impossible, or None."""
+    seconds = MIN_TIME + facts["size"] / MIN_RATE
+    deadline = monotonic() + seconds
     for attempt in range(TRIES):
         if attempt:
-            time.sleep(WAIT * 2 ** (attempt - 1))
+            sleep(WAIT * 2 ** (attempt - 1))
         resumed = part.exists()
         try:
-            _download(part, url, facts["size"])
+            _download(part, url, facts["size"], deadline)
+        except TimeLimitError:
+            return f"did not complete within {seconds:,.0f} seconds"
         except urllib.error.HTTPError as error:
             reason = f"returned HTTP error {error.code} {error.reason}"
             if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR and error.code != TOO_MANY_REQUESTS:
@@ -101,6 +109,10 @@ def _download_verified(part, url, facts):
     return reason
 
 
+class TimeLimitError(Exception):
+    """A download takes too long, although data arrives."""
+
+
 @contextlib.contextmanager
 def _connection_errors():
     """Raises a ConnectionError for all errors of the network, to tell them from those of writing the file."""
@@ -108,7 +120,7 @@ def _connection_errors():
         yield
     except urllib.error.HTTPError:
         raise
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: an invalid redirect
         raise ConnectionError(getattr(error, "reason", error)) from None
 
 
@@ -118,12 +130,12 @@ def _open(request):
 
 
 @_connection_errors()
-def _read(response):
-    return response.read(CHUNK)
+def _read(response, limit):
+    return response.read1(limit)  # returns what has arrived, so that a slow server cannot evade the deadline
 
 
-def _download(part, url, size):
-    """Appends the missing bytes of a file at a URL to ``part``."""
+def _download(part, url, size, deadline):
+    """Appends the missing bytes of a file at a URL to ``part``, and one more if there are too many."""
     start = part.stat().st_size if part.exists() else 0
     if start >= size:
         return
@@ -133,10 +145,12 @@ def _download(part, url, size):
         start = start if response.status == http.HTTPStatus.PARTIAL_CONTENT else 0
         bar = progress(None, part.stem, total=size, initial=start)
         with bar, part.open("ab" if start else "wb") as file:
-            while chunk := _read(response):
+            while file.tell() <= size and (chunk := _read(response, min(CHUNK, size + 1 - file.tell()))):
                 file.write(chunk)
                 bar.update(len(chunk))
-            if response.length:  # number of bytes that are missing
+                if monotonic() > deadline:
+                    raise TimeLimitError
+            if response.length and file.tell() <= size:  # number of bytes that are missing
                 raise ConnectionError(f"after {file.tell():,} of {size:,} bytes")
 
 
@@ -157,17 +171,27 @@ def unpacked(source: Path, folder: Path) -> Path:
     with archive_errors(source):
         if zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as archive:  # shutil skips every name with two dots
-                for member in archive.infolist():
+                members = with_slashes(archive.infolist())
+                for member in members:
                     name, is_link = member.filename, stat.S_ISLNK(member.external_attr >> 16)
                     inside = not name.startswith("/") and ".." not in name.split("/")
                     check_member(source, name, inside and not is_link)  # zipfile cannot create links
-                archive.extractall(folder)
+                archive.extractall(folder, members)
         else:
             with tarfile.open(source) as archive:
                 archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not before Python 3.11.4
                 archive.extractall(folder, members=checked(archive, source, folder))
                 all_members(archive)
     return folder
+
+
+def with_slashes(members: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
+    """Replaces backslashes in names by slashes if Windows made the archive, and returns the members."""
+    names = "".join(member.filename for member in members)
+    for member in members:
+        if member.create_system == MS_DOS or "/" not in names:
+            member.filename = member.filename.replace("\\", "/")
+    return members
 
 
 def all_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
@@ -219,13 +243,22 @@ def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
                     yield f"{member.name}/{file.name}", member.offset_data + file.offset_data, file.size
 
 
+# Of damaged archives. LookupError: a hard link to a missing member; ValueError: a name that no file can have.
+ARCHIVE_ERRORS = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, OSError, LookupError, ValueError, OverflowError),
+)
+
+
 @contextlib.contextmanager
 def archive_errors(path: Path) -> Iterator[None]:
     try:
         yield
+    except UserError:
+        raise
     except RuntimeError as error:  # encryption, or a compression method that Python does not have
         raise UserError(f"{path} cannot be unpacked ({error}): unpack it yourself") from None
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+    except ARCHIVE_ERRORS as error:
         if isinstance(error, OSError) and error.errno:  # an error of the file system, not of the archive
             raise
         reason = str(error).partition("\n")[0].rstrip(":")  # tarfile adds one line per format

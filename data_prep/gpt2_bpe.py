@@ -65,7 +65,7 @@ def published(dest: Path, copy: Path | None = None) -> bytes:
         same = hashlib.sha256(content[:size]).hexdigest() == facts["sha256"]
         if same and re.fullmatch(rb"(madeupword\d+ 0\n)*", content[size:]):
             return content[:size]
-    return fetch(dest, facts, copy).read_bytes()
+    return fetch(dest, facts, copy, option="--bpe").read_bytes()
 
 
 def line_encoder(folder: Path) -> Callable[[str], str]:

@@ -105,6 +105,9 @@ class Generated(Labeled):
             if args.source and getattr(args, option[2:].replace("-", "_")) != settings["default"]:
                 raise UserError(f"{option} is for generated data: it cannot be combined with --from")
 
+    def published_rows(self, args):
+        return super().published_rows(args) if args.source else {}
+
     def generated(self, args: Namespace) -> Iterator[tuple]:
         """Yields at least as many generated rows as --rows requests for all splits together."""
         raise NotImplementedError

@@ -152,7 +152,27 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
                 raise UserError(f"has an empty {name}")
         return [*values[:-1], label(values[-1], task)] if labeled else values
 
-    return usable_rows(lines, parse, path, start=1 + has_header, limit=limit, required=not labeled)
+    found = usable_rows(lines, parse, path, start=1 + has_header, limit=limit, required=not labeled)
+    return with_quotes_reported(found, path)
+
+
+def with_quotes_reported(found: Iterator[list], path: Path) -> Iterator[list]:
+    """Yields rows, and at the end prints the number of rows that another program has quoted."""
+    quoted = 0
+    for row in found:
+        quoted += any(isinstance(value, str) and is_quoted(value) for value in row)
+        yield row
+    if quoted:
+        wrong = f"{quoted:,} rows have texts in quotes with doubled quotes inside, unlike the published file"
+        remedy = "write it without quotes, in pandas with quoting=csv.QUOTE_NONE"
+        print(f"{path}: {wrong}: {remedy}", flush=True)
+
+
+def is_quoted(text: str) -> bool:
+    """Returns whether a text is quoted as in CSV files: in quotes, and each quote inside is doubled."""
+    inside = text[1:-1]
+    is_enclosed = len(text) > 1 and text[0] == text[-1] == '"'
+    return is_enclosed and '""' in inside and '"' not in inside.replace('""', "")
 
 
 def label(field: str, task: Task) -> str | float:

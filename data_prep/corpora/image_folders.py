@@ -1,6 +1,7 @@
 """Labeled images such as ImageNet (Deng et al. 2009) in class folders or the archives of ILSVRC 2012."""
 
 import io
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -134,7 +135,8 @@ def in_class_folders(folder: Path) -> ImageFiles:
     for parts, path in files.items():
         split, inside = split_of(parts[depth]) if len(parts) > depth + 1 else None, parts[depth + 1 :]
         if parts in images and split and len(inside) > 1:
-            found[split].append(ImageFile(inside[0], "/".join(inside[1:]), path))
+            label = unicodedata.normalize("NFC", inside[0])  # macOS decomposes accented characters
+            found[split].append(ImageFile(label, "/".join(inside[1:]), path))
             folders.add(parts[: depth + 1])
             continue
         ignored.append("/".join(parts))

@@ -1,5 +1,6 @@
 """The user's own labeled texts."""
 
+import unicodedata
 from pathlib import Path
 
 from data_prep.binarize import SPLITS
@@ -33,6 +34,7 @@ def read_rows(paths: list[Path]) -> list[tuple[str, ...]]:
     """Returns rows of one line per file; raises UserError if numbers of lines differ, or for a bad label."""
     check_parallel(paths)
     found = [[line.strip() for line in read_lines(path)] for path in paths]
+    found[-1] = [unicodedata.normalize("NFC", label) for label in found[-1]]  # macOS decomposes accents
     for number, label in enumerate(found[-1], 1):
         place = f"{paths[-1]} line {number}"
         if not label:

@@ -138,6 +138,9 @@ class Translation(Corpus):
         left_out = f", {removed(counts)}" if counts.total() > counts["kept"] else ""
         print(f"train: {counts['kept']:,} of {counts.total():,} pairs kept{left_out}")
         print(f"valid: {pairs['valid']:,} pairs, test: {pairs['test']:,} pairs")
+        found = {"train": counts.total(), "valid": pairs["valid"], "test": pairs["test"]}
+        published = self.facts["pairs"]
+        print(f"pairs: {compared({split: found[split] for split in published}, published)}")
         super().report(args)
 
 

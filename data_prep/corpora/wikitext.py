@@ -1,12 +1,19 @@
 """WikiText-103 (Merity et al. 2016) and small corpora made of it."""
 
+import json
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 from data_prep.binarize import SPLITS, split_files
+from data_prep.corpus import compared
 from data_prep.fetch import fetch
 from data_prep.text_corpus import BytePairCorpus, CharacterCorpus, TextCorpus, copy_texts
+from fairseq_lrpe.data.layout import read_object
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, write_lines
+
+COUNTS = "counts.json"  # numbers of tokens or lines of the published files from which OUT/text was made
 
 
 class WikiText103(TextCorpus):
@@ -25,7 +32,24 @@ class WikiText103(TextCorpus):
         return {split: base / self.facts["file"].format(split) for split in splits}
 
     def write_text(self, args, folder):
-        copy_texts(self.files(args), folder)
+        files = self.files(args)
+        copy_texts(files, folder)
+        self.write_counts(files, folder)
+
+    def write_counts(self, files: dict[str, Path], folder: Path) -> None:
+        """Writes the numbers of tokens, or of lines if only these are published, of {split: file}."""
+        count = count_tokens if "tokens" in self.facts else count_lines
+        counts = {split: count(read_lines(file)) for split, file in files.items()}
+        (folder / COUNTS).write_text(json.dumps(counts) + "\n")
+
+    def report(self, args):
+        file = args.out / "text" / COUNTS
+        if file.is_file():
+            unit = "tokens" if "tokens" in self.facts else "lines"
+            counts = read_object(file, lambda found: set(found) <= set(SPLITS))
+            published = {split: self.facts[unit][split] for split in counts}
+            print(f"{unit} of {self.facts['folder']}: {compared(counts, published)}")
+        super().report(args)
 
 
 class RawBytePairs(BytePairCorpus, WikiText103):
@@ -49,6 +73,7 @@ class Mini(WikiText103):
             return copy_texts(texts, folder)
         files = self.files(args, ("valid", "test"))
         copy_texts({"train": files["test"], "valid": files["valid"]}, folder)
+        self.write_counts(files, folder)
         lines = [*read_lines(folder / "valid.txt")]
         middle = find_middle(lines)
         write_lines(folder / "valid.txt", lines[:middle])
@@ -64,6 +89,15 @@ class MiniCharacters(CharacterCorpus, Mini):
 
 class MiniBytePairs(BytePairCorpus, Mini):
     """A small corpus from WikiText-103 in GPT-2 BPE (see wikitext_mini)."""
+
+
+def count_tokens(lines: Iterable[str]) -> int:
+    """Returns the number of tokens of lines of words, each with one token for its end."""
+    return sum(len(line.split()) + 1 for line in lines)
+
+
+def count_lines(lines: Iterable[str]) -> int:
+    return sum(1 for _ in lines)
 
 
 def find_middle(lines: list[str]) -> int:

@@ -173,6 +173,18 @@ def test_best_score_is_a_number(tmp_path):
     assert glue_submission.best_runs([tmp_path])["RTE"].score == 60
 
 
+@pytest.mark.parametrize(("prediction", "task", "expected"), [
+    (-0.15, "STS-B", 0), (5.2, "STS-B", 5), (3.25, "STS-B", 3.25), (math.inf, "STS-B", 5), ("1", "CoLA", "1"),
+])  # fmt: skip
+def test_submitted_scores_are_limited_to_those_of_the_task(prediction, task, expected):
+    assert glue_submission.submitted(prediction, task) == expected
+
+
+def test_a_score_that_is_not_a_number_is_not_submitted():
+    with pytest.raises(ValueError, match=r"the model of STS-B predicts NaN: .* train it again"):
+        glue_submission.submitted(math.nan, "STS-B")
+
+
 def test_a_submission(place, done, tmp_path):
     """The run that chose does not need the folders of its trials."""
     moved, trials = tmp_path / "moved", shutil.ignore_patterns("train.lr=*")
@@ -187,7 +199,7 @@ def test_a_submission(place, done, tmp_path):
     assert labels[0] == scores[0] == ["index", "prediction"]
     assert [row[0] for row in labels[1:]] == [str(i) for i in range(ROWS["test"])]
     assert {row[1] for row in labels[1:]} <= {"entailment", "not_entailment"}
-    assert all(math.isfinite(float(row[1])) for row in scores[1:])
+    assert all(0 <= float(row[1]) <= 5 for row in scores[1:])
 
 
 SECOND = (CHECKPOINT, "RTE", "--experiment", "glue/mini", "--seeds", "2", "--cpu")

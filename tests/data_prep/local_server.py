@@ -1,5 +1,6 @@
 """An HTTP server with working and broken mirrors of a file; the first part of the path selects a mirror."""
 
+import contextlib
 import http.server
 import threading
 
@@ -19,6 +20,23 @@ class Mirrors(http.server.BaseHTTPRequestHandler):
             self.answer(CONTENT, span, cut=kind == "interrupted" and not span)
         elif kind in ("no_range", "wrong", "short"):
             self.answer({"wrong": CONTENT[::-1], "short": CONTENT[:-1]}.get(kind, CONTENT), None)
+        elif kind == "endless":  # a body without a length
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    self.wfile.write(CONTENT)
+        elif kind == "slow":  # one byte at a time, as long as the client listens
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(CONTENT)))
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                for value in CONTENT:
+                    self.wfile.write(bytes([value]))
+        elif kind == "redirect":
+            self.send_response(302)
+            self.send_header("Location", self.server.location)
+            self.end_headers()
         else:
             self.send_error(503 if kind == "busy" else 404)
 
@@ -41,6 +59,7 @@ class Server:
     Attributes:
         requests: (path, range) of each request.
         files: {mirror: content} of further files.
+        server.location: address to which the mirror "redirect" redirects.
     """
 
     def __init__(self):

@@ -4,6 +4,7 @@ import errno
 import gzip
 import hashlib
 import http.client
+import itertools
 import lzma
 import random
 import socket
@@ -83,7 +84,9 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize(("owner", "name"), [(urllib.request, "urlopen"), (http.client.HTTPResponse, "read")])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(urllib.request, "urlopen"), (http.client.HTTPResponse, "read1")]
+)
 def test_errors_of_the_network_are_retried(owner, name, error, server, tmp_path, monkeypatch):
     """All attempts with the first mirror fail, and the next mirror provides the file."""
     calls, works = [], getattr(owner, name)
@@ -104,6 +107,31 @@ def test_a_full_disk_is_not_retried(server, tmp_path):
     with pytest.raises(OSError, match="No space left"):
         get(tmp_path / "file", server.url("range"), server.url("no_range"))
     assert len(server.requests) == 1
+
+
+def test_a_body_without_a_length_is_read_to_one_byte_more_than_the_file(server, tmp_path):
+    with pytest.raises(ValueError, match=rf"has {SIZE + 1:,} bytes instead of {SIZE:,}"):
+        get(tmp_path / "file", server.url("endless"))
+    assert len(server.requests) == 1 and not list(tmp_path.iterdir())
+    (tmp_path / "file.part").write_bytes(b"x" * 1000)
+    get(tmp_path / "file", server.url("endless"), server.url("range"))
+
+
+def test_a_slow_mirror_is_given_up_and_the_next_continues(server, tmp_path, monkeypatch):
+    """Each look at the clock is a second later, so that the limit does not depend on the machine."""
+    monkeypatch.setattr(fetch, "monotonic", itertools.count().__next__)
+    monkeypatch.setattr(fetch, "MIN_TIME", 3)
+    get(tmp_path / "file", server.url("slow"), server.url("range"))
+    (_, first), (path, second) = server.requests
+    assert first is None and path == "/range/file" and second.startswith("bytes=")
+    with pytest.raises(ValueError, match="slow/other did not complete within 16 seconds"):
+        get(tmp_path / "other", server.url("slow"))
+
+
+@pytest.mark.parametrize("location", ["http://[::1", "http://host:port/", "http:///x", "http://x..y/"])
+def test_a_redirect_to_an_invalid_address_is_an_error_of_its_mirror(location, server, tmp_path):
+    server.server.location = location.encode().decode("latin-1")
+    get(tmp_path / "file", server.url("redirect"), server.url("range"))
 
 
 GOOD = {"top/one.txt": b"one", "top/deep/two.txt": b"two" * 1000}
@@ -160,6 +188,32 @@ def test_all_members_are_unpacked(write, tmp_path, tar_filter):
     folder = fetch.unpacked(write(tmp_path / "archive", files), tmp_path / "folder")
     found = {str(x.relative_to(folder)): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
     assert found == {name.removeprefix("./"): content for name, content in files.items()}
+
+
+@pytest.mark.parametrize("system", [0, 3])
+def test_backslashes_of_archives_made_by_windows_separate_folders(system, tmp_path):
+    files = {}
+    for name, content in {**GOOD, "top/empty/": b""}.items():
+        member = zipfile.ZipInfo(name)
+        member.filename, member.create_system = name.replace("/", "\\"), system
+        files[member] = content
+    folder = fetch.unpacked(write_zip(tmp_path / "archive", files), tmp_path / "folder")
+    found = {str(x.relative_to(folder)): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
+    assert found == GOOD
+
+
+def test_backslashes_do_not_lead_out_of_the_folder(tmp_path):
+    archive = write_zip(tmp_path / "archive", {"top\\..\\..\\out.txt": b""})
+    with pytest.raises(ValueError, match="cannot be unpacked safely"):
+        fetch.unpacked(archive, tmp_path / "folder")
+
+
+def test_a_hard_link_to_a_missing_member_is_an_error(tmp_path, tar_filter):
+    link = tarfile.TarInfo("top/link")
+    link.type, link.linkname = tarfile.LNKTYPE, "top/gone"
+    archive = write_tar(tmp_path / "archive", GOOD, link)
+    with pytest.raises(ValueError, match=r"is not a complete .*top/gone.*: download it again"):
+        fetch.unpacked(archive, tmp_path / "folder")
 
 
 def test_slashes_at_the_start_of_names_in_tar_archives_are_removed(tmp_path, tar_filter):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from fairseq_lrpe.data.glue_tasks import TASKS
+from fairseq_lrpe.data.glue_tasks import MAX_SCORE, TASKS
 from fairseq_lrpe.experiments.definition.run import is_seed
 from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json, read_settings
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
@@ -72,6 +72,19 @@ def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
     return best
 
 
+def submitted(prediction: str | float, task: str) -> str | float:
+    """Returns a prediction as GLUE's server accepts it: a score of STS-B is limited to 0 to 5.
+
+    Raises:
+        UserError: If a score is not a number.
+    """
+    if TASKS[task].labels:
+        return prediction
+    if math.isnan(prediction):
+        raise UserError(f"the model of {task} predicts NaN: omit the run, or train it again")
+    return min(max(prediction, 0.0), float(MAX_SCORE))
+
+
 def write(runs: dict[str, GlueRun], out: Path, cpu: bool) -> None:
     from fairseq_lrpe.experiments.inference import classify, load  # these imports take seconds
 
@@ -81,7 +94,7 @@ def write(runs: dict[str, GlueRun], out: Path, cpu: bool) -> None:
         for name in tqdm(sorted(runs), unit="task", disable=None):
             model = load.load_model(runs[name].checkpoint, data=runs[name].data, cpu=cpu)
             for file, split in submission_files(name).items():
-                rows = model.predict_split(split)
+                rows = [(submitted(label, name), None) for label, _ in model.predict_split(split)]
                 archive.writestr(f"{file}.tsv", classify.tsv(rows), zipfile.ZIP_DEFLATED)
 
 

@@ -9,12 +9,13 @@ import torch
 from fairseq import checkpoint_utils, utils
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
+from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_settings
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import REPOSITORY
+from fairseq_lrpe.utils.files import REPOSITORY, display_path
 
 MODELS = {
     "language_modeling": "language_model.LanguageModel",
@@ -86,7 +87,8 @@ def load_model(
         data = REPOSITORY / utils.split_paths(settings["data"])[0]
     folder = None if data is None else Path(data).absolute()
     if folder and not folder.is_dir():
-        remedy = "restore it, or pass data=FOLDER with the same dictionary to load_model"
+        command = prepare_command(display_path(folder))
+        remedy = f"restore it, or run `{command}` again" if command else "restore it"
         raise UserError(f"the data folder {folder} of {checkpoint} does not exist: {remedy}")
     disabled = logging.root.manager.disable
     logging.disable(max(disabled, logging.INFO))  # fairseq logs the sizes of dictionaries

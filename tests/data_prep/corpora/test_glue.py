@@ -1,5 +1,6 @@
 """GLUE tasks, from a few made-up rows in the published layout to fairseq's binaries."""
 
+import csv
 import json
 import re
 
@@ -169,6 +170,24 @@ def test_malformed_files_are_errors(name, file, line, content, message, tiny_bpe
     path.write_bytes(b"\n".join(lines))
     error = error_of("glue", name, *flags(source, tiny_bpe, out))
     assert error.startswith(f"prepare glue: {path}{message}") and not (out / name).exists()
+
+
+@pytest.mark.parametrize(("text", "quoted"), [
+    ('He said "no".', True), ('"', True), ('"a" and "b"', True), ("no quotes", False),
+])  # fmt: skip
+def test_texts_that_another_program_has_quoted_are_reported(text, quoted, tmp_path, capsys):
+    path = tmp_path / "train.tsv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")  # quotes as pandas does
+        writer.writerows([["index", "sentence1", "sentence2", "label"], ["0", text, "two", "1"]])
+    assert len([*glue.rows(path, glue.TASKS["WNLI"], "train")]) == 1
+    message = f"{path}: 1 rows have texts in quotes with doubled quotes inside, unlike the published file"
+    assert (message in capsys.readouterr().out) == quoted
+
+
+@pytest.mark.parametrize("text", ['"one"', '"one" and "two"', '""', '"', "''one''", 'a ""b"" c'])
+def test_quotes_of_published_texts_are_not_reported(text):
+    assert not glue.is_quoted(text)
 
 
 def test_rows_keep_empty_questions_and_carriage_returns(tiny_bpe, in_process, tmp_path):

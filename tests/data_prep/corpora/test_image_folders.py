@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tarfile
+import unicodedata
 
 import numpy as np
 import pytest
@@ -55,6 +56,17 @@ def test_files_are_stored_unchanged_by_class_and_name(tmp_path):
     about = json.loads((folder / "about.json").read_text())
     assert about["images"] is True and about["labels"] == ["ant", "bee", "cow"] and about["inputs"] == 1
     assert not (folder / "dict.txt").exists() and not (folder / "unreadable.txt").exists()
+
+
+def test_names_of_classes_may_be_composed_or_decomposed(tmp_path):
+    """macOS decomposes accented characters of names, which other systems keep as they are."""
+    train, valid = (files(1, (unicodedata.normalize(form, "épée"), "bee")) for form in ("NFD", "NFC"))
+    valid = {path.replace("/train/", "/valid/"): content for path, content in valid.items()}
+    folder = run("cifar10", write_files(tmp_path / "given", {**train, **valid}), tmp_path / "out")
+    assert json.loads((folder / "about.json").read_text())["labels"] == [
+        "bee",
+        unicodedata.normalize("NFC", "épée"),
+    ]
 
 
 def test_larger_images_are_resized(tmp_path):

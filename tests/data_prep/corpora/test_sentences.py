@@ -1,5 +1,7 @@
 """The user's own labeled texts and pairs of texts."""
 
+import unicodedata
+
 import pytest
 from small_corpora import classified, error_of, run, write_files
 
@@ -23,6 +25,14 @@ def test_texts(tmp_path, capsys):
     assert "rows: train 10, valid 2\nlabels: gut, sehr schlecht" in capsys.readouterr().out
     few = run("sentences", tmp_path / "given", tmp_path / "few", "--train-rows", "8")
     assert classified(few, "train") == rows * 4
+
+
+def test_labels_may_be_composed_or_decomposed(tmp_path):
+    labels = {"train.label": "né\nnon\n" * 5, "valid.label": "non\nné\n"}
+    forms = dict(zip(labels, ("NFD", "NFC"), strict=True))
+    changed = {name: unicodedata.normalize(forms[name], text).encode() for name, text in labels.items()}
+    folder = run("sentences", write_files(tmp_path / "given", ONE | changed), tmp_path / "out")
+    assert [row[-1] for row in classified(folder, "valid")] == ["non", unicodedata.normalize("NFC", "né")]
 
 
 def test_marks_line_separators_and_hidden_files(tmp_path):

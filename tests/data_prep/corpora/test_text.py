@@ -80,6 +80,31 @@ def test_raw_wikitext103_from_the_archive(tiny_bpe, publish, in_process, tmp_pat
         assert decoded(out / "bin", split) == stripped(tmp_path / "zipped" / f"wiki.{split}.raw")
 
 
+def wikitext_rows(lines, tokens):
+    """Returns lines with so many tokens, including line ends, and an article title in their second half."""
+    rows = [" \n"] * lines
+    rows[3 * lines // 4] = " = Title = \n"
+    rows[0] = " word" * (tokens - lines - 3) + " \n"
+    return rows
+
+
+ROWS = {"valid": (3760, 217_646), "test": (4358, 245_569)}  # published numbers of lines and of tokens
+
+
+@pytest.mark.parametrize(("ending", "shown"), [
+    ("", "valid 217,646, test 245,569, as published"),
+    ("\n", "valid 221,406, test 249,927; published: valid 217,646, test 245,569"),
+])  # fmt: skip
+def test_numbers_of_tokens_are_compared_with_the_published_ones(ending, shown, in_process, tmp_path, capsys):
+    """Rows of a dataset end with a line break, to which another one is added easily."""
+    files = {}
+    for split, (lines, tokens) in ROWS.items():
+        rows = [row + ending for row in wikitext_rows(lines, tokens)]
+        files[f"wiki.{split}.tokens"] = "".join(rows).encode()
+    run("wikitext_mini", write_files(tmp_path / "given", files), tmp_path / "out")
+    assert f"tokens of wikitext-103: {shown}\n" in capsys.readouterr().out
+
+
 def write_books(folder, names):
     return write_files(folder, {name: f"the book {name}\n\nits end".encode() for name in names})
 

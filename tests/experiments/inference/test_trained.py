@@ -12,11 +12,13 @@ import fairseq_lrpe
 from fairseq_lrpe.attention import SelfAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.data import text_codec
+from fairseq_lrpe.data.corpora import CORPORA, data_folder
 from fairseq_lrpe.encodings import Context
 from fairseq_lrpe.experiments.definition.kinds.transformer import parse_hypotheses
 from fairseq_lrpe.experiments.inference.attention import BLOCKS, trained_weights
 from fairseq_lrpe.ops.position_index import random_position_index
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
+from fairseq_lrpe.utils.files import PREPARE, REPOSITORY
 
 TEXT = "w1 w3 w9 w28"
 
@@ -177,6 +179,18 @@ def test_other_data(language_model, data_bin, tmp_path):
     (tmp_path / "other/dict.txt").write_text("w1 1\nw2 1\n")
     with pytest.raises(ValueError, match="pass the flags and data that it was trained with"):
         fairseq_lrpe.load_model(language_model, data=tmp_path / "other", cpu=True)
+
+
+def test_the_remedy_for_missing_data_works_in_commands_too(language_model, tmp_path):
+    """`lrpe generate`, for example, cannot pass another folder."""
+    with pytest.raises(ValueError, match=r"gone of .* does not exist: restore it$"):
+        fairseq_lrpe.load_model(language_model, data=tmp_path / "gone", cpu=True)
+    missing = next(x for x in CORPORA if not (REPOSITORY / data_folder(x)).exists())
+    folder = REPOSITORY / data_folder(missing)
+    with pytest.raises(
+        ValueError, match=rf"does not exist: restore it, or run `{PREPARE} {missing}.*` again$"
+    ):
+        fairseq_lrpe.load_model(language_model, data=folder, cpu=True)
 
 
 def test_example_of_the_documentation(run_folder, capsys):
