@@ -86,7 +86,7 @@ def run_command(
 
 
 def failure(command: list[str], exit_code: int, log: Path, start: int) -> CommandFailed:
-    """Returns the error of a command, whose last line is the cause; ``start`` is where the log has its output."""
+    """Returns the error of a command, whose last line is the cause; its output starts at byte ``start``."""
     lines = log.read_bytes()[start:].decode(errors="replace").splitlines()
     if line := rejection(lines, exit_code):
         name = "fairseq-train" if command[0] == "torchrun" else command[0]
