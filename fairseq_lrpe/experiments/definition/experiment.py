@@ -18,7 +18,7 @@ from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.definition.schema import validate
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, read_file, visible_files
+from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, read_file, visible_files, without_mark
 from fairseq_lrpe.utils.suggest import choices
 from fairseq_lrpe.utils.yaml_values import check_value, check_yaml
 
@@ -67,7 +67,7 @@ def read_yaml(path: Path) -> dict:
 @cache  # tables read the same few files repeatedly
 def _parsed(path, modified):
     try:
-        text = read_file(path).decode("utf-8-sig")
+        text = without_mark(read_file(path), path.name).decode()
         check_yaml(text)
         content = OmegaConf.load(io.StringIO(text))
         check_value(OmegaConf.to_container(content))
