@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_file, read_lines
 from fairseq_lrpe.utils.subprocesses import die_with_parent
 
@@ -31,9 +32,17 @@ def ordered_map(function: Callable, items: Iterable, workers: int, chunk: int = 
     A process gets ``chunk`` items at a time. Only a few chunks are read ahead, so ``items`` may be infinite.
     """
     items = iter(items)
-    with ProcessPoolExecutor(workers, initializer=_start, initargs=(function, die_with_parent())) as pool:
+    with _new_pool(workers, function) as pool:
         while batch := list(islice(items, TASKS * workers * chunk)):
             yield from pool.map(_apply, batch, chunksize=chunk)
+
+
+def _new_pool(workers, function):
+    try:
+        return ProcessPoolExecutor(workers, initializer=_start, initargs=(function, die_with_parent()))
+    except OSError as error:
+        wrong = f"the semaphores of {workers} processes do not fit into /dev/shm ({error.strerror})"
+        raise UserError(f"{wrong}: enlarge it, as with docker's --shm-size") from None
 
 
 def _start(function, die_with_parent):

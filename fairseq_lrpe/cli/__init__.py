@@ -6,9 +6,11 @@ Each subcommand is a module with a function ``main(arguments)``. Modules are imp
 
 import gc
 import logging
+import os
 import sys
 from importlib import import_module
 
+from fairseq_lrpe.utils.encoded_text import is_utf8
 from fairseq_lrpe.utils.suggest import choices
 
 COMMANDS = {
@@ -51,6 +53,8 @@ def main(arguments: list[str] | None = None) -> None:
     if getattr(sys.stdout, "errors", "") == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # tables contain ±, which some locales lack
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if wrong := next((word for word in (name, *rest) if not is_utf8(word)), None):
+        sys.exit(f"lrpe: the argument {os.fsencode(wrong)!r} is not UTF-8: use names and text in UTF-8")
     if name in ("-h", "--help"):
         listing = "\n".join(f"  {name:<16} {summary}" for name, (_, summary) in COMMANDS.items())
         print(f"usage: lrpe COMMAND [options]\n\n{listing}\n\n`lrpe COMMAND --help` explains a command.")

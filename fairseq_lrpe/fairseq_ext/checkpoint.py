@@ -39,7 +39,8 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
         UserError: if the file does not exist, is truncated or is not a checkpoint of fairseq.
     """
     if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
+        problem = "is not a regular file" if path.exists() else "does not exist"
+        problem = "is a folder" if path.is_dir() else problem
         raise UserError(f"the checkpoint {path} {problem}: {remedy}")
     try:
         state = _load(path)
@@ -69,13 +70,37 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
 
 def _load(path):
     # Checkpoints of torch before 1.6 are not zip files and cannot be memory-mapped.
-    return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+    is_zip = zipfile.is_zipfile(path)
+    state = torch.load(path, map_location="cpu", mmap=is_zip, weights_only=True)
+    if is_zip:
+        _check_storages(path, state)
+    return state
+
+
+def _check_storages(path, state):
+    """Raises UserError if tensors extend beyond their storages in the file.
+
+    A memory-mapped tensor would then contain whatever follows in the file, without an error.
+    """
+    with zipfile.ZipFile(path) as archive:
+        written = sum(info.file_size for info in archive.infolist() if "/data/" in info.filename)
+    storages = {x.data_ptr(): x.nbytes() for x in map(torch.Tensor.untyped_storage, _tensors(state))}
+    if written < sum(storages.values()):
+        raise UserError("its storages are shorter than its tensors")
+
+
+def _tensors(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
 
 
 def newest_readable(folder: Path) -> Path | None:
     """Returns the readable checkpoint with the most updates in ``folder``, or None."""
     updates = {}
-    for path in sorted(folder.glob("checkpoint*.pt")):
+    for path in sorted(filter(Path.is_file, folder.glob("checkpoint*.pt"))):  # reading a pipe would wait
         try:
             updates[path] = int(_load(path)["optimizer_history"][-1]["num_updates"])
         except Exception:  # torch raises many types

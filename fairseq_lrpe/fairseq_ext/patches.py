@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader
 
 from fairseq_lrpe.fairseq_ext import epoch_position
 from fairseq_lrpe.fairseq_ext.checkpoint_task import restore_task
+from fairseq_lrpe.fairseq_ext.data_workers import end_workers_that_cannot_send
 from fairseq_lrpe.fairseq_ext.ema import ExactEMA, load_checkpoint_with_average
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
 from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error, is_fairseq_command
@@ -51,6 +52,8 @@ def apply(
         torch.set_flush_denormal(True)
         # fairseq sets the root logger to DEBUG, at which Pillow logs every chunk of a PNG file.
         logging.getLogger("PIL").setLevel(logging.INFO)
+        # A training would wait forever for a batch that does not fit into /dev/shm.
+        end_workers_that_cannot_send()
     # fairseq uses names of numpy 1.
     if not hasattr(np, "compat"):
         np.compat = SimpleNamespace(long=int)

@@ -6,11 +6,13 @@ import io
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.failure_cause import with_advice
 from fairseq_lrpe.utils.files import output_folder
 from fairseq_lrpe.utils.subprocesses import CommandFailed, exit_on_signals
 
@@ -36,10 +38,16 @@ def exit_on_error(program: str) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
-        path, reason = error.filename2 or error.filename, error.strerror or str(error)
-        sys.exit(f"{program}: {f'{path} cannot be read or written ({reason})' if path else reason}")
+        sys.exit(f"{program}: {file_error(error)}")
     except (UserError, CommandFailed) as error:
         sys.exit(f"{program}: {error}")
+
+
+def file_error(error: OSError) -> str:
+    path, reason = error.filename2 or error.filename, error.strerror or str(error)
+    if path:
+        return f"{path} cannot be read or written ({reason})"
+    return with_advice(reason if error.errno is None else str(error), traceback.format_exception(error))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from fairseq_lrpe.utils.failure_cause import REJECTION, failure_cause, rejection
+
 CLUSTER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that SLURM sends to all processes of a job before its time limit."""
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP, *CLUSTER_SIGNALS)
@@ -22,8 +23,6 @@ GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its o
 # By default, glibc returns the memory of large freed tensors to the system. Page faults on later allocations
 # then take a quarter of the training time on the CPU. With these settings, glibc keeps the memory.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-REJECTION = re.compile(r"fairseq_lrpe: |(fairseq-[a-z-]+|\w+\.py): error: ")
-"""Start of the last line that a command of fairseq prints if it rejects its arguments."""
 SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "PYTHONUTF8": "1"}
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -69,7 +68,7 @@ def run_command(
     process = None
     with log.open("ab", buffering=0) as file, log.open("rb") as output:
         file.write(f"$ {' '.join(command)}\n".encode())
-        output.seek(0, os.SEEK_END)
+        start = output.seek(0, os.SEEK_END)
         popen |= {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT, "env": variables}
         popen |= {"start_new_session": True, "preexec_fn": die_with_parent()}
         try:
@@ -83,11 +82,22 @@ def run_command(
                 terminate_group(process, seconds_in_job() if by_slurm else GRACE_PERIOD)
             raise
     if process.returncode:
-        tail = log.read_text("utf-8", "replace").splitlines()[-8:]
-        if REJECTION.match(tail[-1]):
-            raise CommandRejected(f"{command[0]} rejects its arguments: {REJECTION.sub('', tail[-1])}")
-        ending = "\n".join([f"end of {log}:", *tail])
-        raise CommandFailed(f"{command[0]} failed with exit code {process.returncode}; {ending}")
+        raise failure(command, process.returncode, log, start)
+
+
+def failure(command: list[str], exit_code: int, log: Path, start: int) -> CommandFailed:
+    """Returns the error of a command, whose last line is the cause; its output starts at byte ``start``."""
+    lines = log.read_bytes()[start:].decode(errors="replace").splitlines()
+    if line := rejection(lines, exit_code):
+        name = "fairseq-train" if command[0] == "torchrun" else command[0]
+        return CommandRejected(f"{name} rejects its arguments: {REJECTION.sub('', line)}")
+    ending = [f"end of {log}:", *lines[-8:]]
+    cause = failure_cause(lines, exit_code, log)
+    if cause and cause != ending[-1].strip():
+        ending.append(f"cause: {cause}")
+    return CommandFailed(
+        "\n".join([f"{command[0]} failed with exit code {exit_code}; {ending[0]}", *ending[1:]])
+    )
 
 
 def _follow(process, output, stop):

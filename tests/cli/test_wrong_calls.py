@@ -38,6 +38,9 @@ OVERRIDES = [
     ("evaluations.test.lenght=9", "evaluations.test.lenght: unknown key"),
     ("evaluations.test.context_window=256", "test.context_window must be below the 256 tokens"),
     ("evaluations.test.rope_scaling=yarn", "evaluations.test.rope_scaling needs evaluations.test.length"),
+    (f"train.dropout={'[' * 2000}{']' * 2000}", "lists and mappings are nested more than 20 levels deep"),
+    (f"updates={'9' * 5000}", "99…' is not a valid value: expected a number, a text, a list or a mapping"),
+    (f"updates=0x{'f' * 5000}", "an integer exceeds 64 bits: use a smaller one"),
     ("train.rope_scaling=yarn:4", "yarn scaling needs the length in training, such as 512 in yarn:4:512"),
 ]
 OPTIONS = "--cpu --results {results} data={data}"
@@ -68,6 +71,12 @@ TRAININGS = [
     (f"lm/transformer_xl_mini xl {SOFTMAX} batch.unit=tokens", "memory_lm needs batch.unit=sequences"),
 ]
 CALLS = [
+    (
+        "generate",
+        "x --prompt caf\udce9",
+        "lrpe: the argument b'caf\\xe9' is not UTF-8: use names and text in",
+    ),
+    ("\udcff", "", "lrpe: the argument b'\\xff' is not UTF-8"),
     ("metods", "", "unknown command 'metods' (did you mean 'methods'?)"),
     *(("train", *row) for row in TRAININGS),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),

@@ -1,6 +1,8 @@
 """Truncated checkpoints of killed trainings."""
 
+import os
 import shutil
+import zipfile
 
 import pytest
 import torch
@@ -54,6 +56,35 @@ def test_reason_in_one_sentence(tmp_path):
         assert reason() == "(it is incomplete)"
     torch.save({"cfg": DictConfig({})}, path)
     assert "omegaconf.dictconfig.DictConfig was not an allowed global" in reason()
+
+
+def shorten_storage(path, target, storage, size):
+    """Copies a checkpoint; a storage, such as data/3, keeps its first bytes only."""
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as short:
+        for info in whole.infolist():
+            content = whole.read(info)
+            short.writestr(info.filename, content[:size] if info.filename.endswith(storage) else content)
+
+
+@pytest.mark.parametrize(("storage", "size"), [("/data/3", 4), ("/data/3", 0), ("/data/9", 8)])
+def test_storages_that_are_too_short(storage, size, checkpoint, tmp_path):
+    """A memory-mapped tensor would continue in the bytes of the next one."""
+    read_checkpoint(checkpoint, "")
+    shorten_storage(checkpoint, tmp_path / "short.pt", storage, size)
+    with pytest.raises(ValueError, match="is not a readable checkpoint of fairseq"):
+        read_checkpoint(tmp_path / "short.pt", "")
+    shutil.copy(tmp_path / "short.pt", tmp_path / "checkpoint_last.pt")
+    assert newest_readable(tmp_path) is None
+
+
+def test_files_that_are_not_regular(tmp_path):
+    os.mkfifo(tmp_path / "fifo.pt")
+    (tmp_path / "device.pt").symlink_to("/dev/zero")
+    for name in ("fifo.pt", "device.pt"):
+        with pytest.raises(ValueError, match=f"{name} is not a regular file: remedy$"):
+            read_checkpoint(tmp_path / name, "remedy")
+    os.mkfifo(tmp_path / "checkpoint_last.pt")
+    assert newest_readable(tmp_path) is None
 
 
 UPDATES = ["--save-interval-updates", 2, "--disable-validation", "--dropout", 0.1]

@@ -1,6 +1,7 @@
 """An experiment: a validated YAML file of ``configs`` with KEY=VALUE overrides, and its runs."""
 
 import copy
+import io
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,7 +10,6 @@ from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -18,8 +18,9 @@ from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.definition.schema import validate
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, visible_files
+from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, read_file, visible_files, without_mark
 from fairseq_lrpe.utils.suggest import choices
+from fairseq_lrpe.utils.yaml_values import check_value, check_yaml
 
 NON_IDENTIFYING = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
 NON_IDENTIFYING += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
@@ -66,8 +67,13 @@ def read_yaml(path: Path) -> dict:
 @cache  # tables read the same few files repeatedly
 def _parsed(path, modified):
     try:
-        content = OmegaConf.load(path)
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        text = without_mark(read_file(path), path.name).decode()
+        check_yaml(text)
+        content = OmegaConf.load(io.StringIO(text))
+        check_value(OmegaConf.to_container(content))
+    except OSError:
+        raise
+    except Exception as error:  # PyYAML raises many types for a tag, or for an integer of many digits
         raise UserError(f"{display_path(path)} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, DictConfig):
         raise UserError(f"{display_path(path)} is not a mapping of keys to values")

@@ -14,9 +14,12 @@ from yaml import YAMLError
 
 from fairseq_lrpe.methods import ATTENTIONS, aliases, canonical
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.yaml_values import check_value, check_yaml
 
 RECORDS = ("run.json", "log.jsonl", "evaluation.json")
 """Files in a run's folder with its settings, the logged metrics and the evaluations."""
+SHOWN = 60
+"""Number of characters of an invalid value that a message shows."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,29 @@ def is_seed(folder: Path) -> bool:
 
 
 def as_value(text: str) -> object:
-    """Parses the value of a KEY=VALUE override as YAML; invalid YAML is returned as text."""
+    """Parses the value of a KEY=VALUE override as YAML; invalid YAML is returned as text.
+
+    Raises:
+        UserError: if the value exceeds the limits of ``yaml_values``, has a tag that does not fit it, or
+            contains an invalid interpolation.
+    """
+    shown = repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
     try:
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+        check_yaml(text)
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+        check_value(value)
     except YAMLError:
+        check_value(text)
         return text
     except OmegaConfBaseException as error:  # an invalid interpolation
         raise UserError(str(error).splitlines()[0]) from None
+    except UserError as error:
+        raise UserError(f"the value {shown}: {error}") from None
+    except Exception:  # PyYAML raises many types for a tag such as !!int, or for an integer of many digits
+        raise UserError(
+            f"{shown} is not a valid value: expected a number, a text, a list or a mapping"
+        ) from None
+    return value
 
 
 def as_text(value: object) -> str:

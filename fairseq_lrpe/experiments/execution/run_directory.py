@@ -3,6 +3,7 @@
 import fcntl
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import shutil
@@ -116,16 +117,25 @@ class InUse(UserError):
     """Raised if another process holds the lock of a run's folder."""
 
 
+class LocksUnsupported(UserError):
+    """Raised if the file system of a run's folder has no locks."""
+
+
 @contextmanager
 def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
     """Creates the folder if necessary and holds its lock during the block.
 
     Yields the open lock file; subprocesses that inherit it hold the lock until they end, even if this process
-    is killed. Raises InUse if another process still holds the lock after ``timeout`` seconds.
+    is killed.
+
+    Raises:
+        InUse: if another process still holds the lock after ``timeout`` seconds.
+        LocksUnsupported: if the file system has no locks.
+        UserError: if another user's permissions forbid to write into the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + timeout
-    with (folder / "lock").open("w") as lock:
+    with _open_lock(folder) as lock:
         while not _try_lock(lock, fcntl.LOCK_EX):
             if time.monotonic() > end:
                 raise InUse(f"{folder} is in use by another process: wait until it ends")
@@ -134,9 +144,19 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
 
 
 def is_locked(folder: Path) -> bool:
-    with suppress(FileNotFoundError), (folder / "lock").open() as lock:
+    """Returns whether a process holds the lock; False if the lock cannot be read, or cannot exist."""
+    unknown = (FileNotFoundError, PermissionError, LocksUnsupported)
+    with suppress(*unknown), (folder / "lock").open() as lock:
         return not _try_lock(lock, fcntl.LOCK_SH)
     return False
+
+
+def _open_lock(folder):
+    try:
+        return (folder / "lock").open("w")
+    except PermissionError as error:
+        remedy = "make the folder and its files writable for this user, or use another results folder"
+        raise UserError(f"{folder} cannot be written ({error.strerror}): {remedy}") from None
 
 
 def _try_lock(lock, operation):
@@ -147,7 +167,9 @@ def _try_lock(lock, operation):
         return False
     except OSError as error:
         wrong = f"{Path(lock.name).parent} cannot be locked ({error.strerror})"
-        raise UserError(f"{wrong}: use a results folder whose file system supports flock") from None
+        if lock.writable():  # without locks, no process holds it
+            os.unlink(lock.name)
+        raise LocksUnsupported(f"{wrong}: use a results folder whose file system supports flock") from None
 
 
 def check_settings(folder: Path, settings: dict) -> None:

@@ -137,6 +137,7 @@ class Kind:
         flags = {
             "user_dir": display_path(PLUGIN),
             "path": display_path(job.checkpoint),
+            "num_workers": job.cfg.train.get("num_workers"),  # its processes need memory in /dev/shm
             **job.cfg.evaluate.flags,
             "distributed_world_size": 1,  # each of several processes would report only a part of the split
             split_flag: self.evaluations(job.cfg)[name]["split"],
