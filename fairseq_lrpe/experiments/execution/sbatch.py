@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import submitit
 
@@ -13,6 +14,7 @@ from fairseq_lrpe.utils.files import check_control_characters
 
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")  # which cluster, and its access
 FILTERS = ("SQUEUE_", "SCANCEL_")  # variables that hide jobs from squeue and scancel
+UNWRITABLE = re.compile(r"%\w\w%")  # SLURM 22.05 fails to unescape such parts of the paths of logs
 OPTION = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
 
@@ -42,6 +44,13 @@ def check_option(key: str, value: object) -> None:
     if not isinstance(value, str | int | float | bool):
         raise UserError(f"the option {key} of sbatch must be a single value, not {value!r}")
     check_control_characters(str(value), f"the option {key} of sbatch")
+
+
+def check_folder(folder: Path) -> None:
+    """Raises a UserError if a run's folder has a name that SLURM would replace or cannot write to."""
+    check_control_characters(str(folder), "the run's folder")
+    if UNWRITABLE.search(str(folder)):
+        raise UserError(f"SLURM cannot write logs to {folder}: use values with fewer special characters")
 
 
 class Executor(submitit.SlurmExecutor):

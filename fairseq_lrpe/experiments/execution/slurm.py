@@ -32,6 +32,7 @@ from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job, execute_run
 from fairseq_lrpe.experiments.execution.sbatch import (
     Executor,
+    check_folder,
     check_option,
     check_programs,
     clean_environment,
@@ -192,8 +193,8 @@ def complete_submission(job: Job, number: str) -> None:
 
 def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
     python = shlex.quote(PYTHON)
-    for text, name in ((str(job.folder), "the run's folder"), (PYTHON, "the path of Python")):
-        check_control_characters(text, name)
+    check_folder(job.folder)
+    check_control_characters(PYTHON, "the path of Python")
     executor = Executor(job.folder / FOLDER, max_num_timeout=MAX_REQUEUES, python=python)
     options = sbatch_options(args.slurm, None if args.cpu else args.gpus) | {"comment": str(job.folder)}
     if after:
