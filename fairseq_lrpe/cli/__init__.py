@@ -11,6 +11,8 @@ import sys
 from importlib import import_module
 
 from fairseq_lrpe.utils.encoded_text import is_utf8
+from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.launchers import check_single_process
 from fairseq_lrpe.utils.suggest import choices
 
 COMMANDS = {
@@ -60,6 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"usage: lrpe COMMAND [options]\n\n{listing}\n\n`lrpe COMMAND --help` explains a command.")
         print(f"\n{EXAMPLES}", end="")
     elif name in COMMANDS or name in INTERNAL:
+        check_launchers(name, rest)
         try:
             import_module(INTERNAL[name] if name in INTERNAL else COMMANDS[name][0]).main(rest)
         except ModuleNotFoundError as error:
@@ -71,3 +74,10 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         listing = "`lrpe --help` lists the commands"
         sys.exit(f"lrpe: unknown command {name!r}{choices(name, COMMANDS, listing)}")
+
+
+def check_launchers(name: str, arguments: list[str]) -> None:
+    try:
+        check_single_process(arguments)
+    except UserError as error:
+        sys.exit(f"lrpe {name}: {error}")

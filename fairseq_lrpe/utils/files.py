@@ -3,6 +3,7 @@
 import codecs
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ PREPARE = "lrpe prepare" if _IS_WHEEL else "bash data_prep/prepare.sh"
 """Command that prepares a corpus, in messages."""
 MAX_BYTES = 1 << 28
 """Maximum size in bytes of a file that is read into memory at once."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # write errors without a file name
 
 
@@ -34,6 +36,12 @@ def check_colon(path: Path) -> None:
     """Raises a UserError if fairseq would split a path at a colon."""
     if os.pathsep in str(display_path(path)):
         raise UserError(f"fairseq splits the path {path} at {os.pathsep!r}: use another folder")
+
+
+def check_control_characters(text: str, name: str) -> None:
+    """Raises a UserError for line breaks and other control characters, which end a line in a script."""
+    if found := next((character for character in text if CONTROL.match(character)), None):
+        raise UserError(f"{name} contains the control character {found!r}: use a name without it")
 
 
 def is_hidden(path: str) -> bool:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from fairseq_lrpe.utils.failure_cause import REJECTION, failure_cause, rejection
+from fairseq_lrpe.utils.launchers import without_launchers
 
 CLUSTER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that SLURM sends to all processes of a job before its time limit."""
@@ -64,7 +65,8 @@ def run_command(
     if program is None:
         raise CommandFailed(f"{command[0]} was not found: install fairseq and torch for {sys.executable}")
     log.parent.mkdir(parents=True, exist_ok=True)
-    variables = {**KEEP_MEMORY, **os.environ, **(environment or {}), **SETTINGS}
+    inherited = without_launchers(os.environ)
+    variables = {**KEEP_MEMORY, **inherited, **(environment or {}), **SETTINGS}
     process = None
     with log.open("ab", buffering=0) as file, log.open("rb") as output:
         file.write(f"$ {' '.join(command)}\n".encode())

@@ -80,7 +80,7 @@ def test_interrupted_run_is_resumed_and_finished_run_is_not_repeated(continued):
 
 def test_contents_of_the_run_folder(continued):
     _, folder, output = continued
-    command = (folder / "command.sh").read_text().splitlines()[1]
+    command = (folder / "command.sh").read_text().splitlines()[-1]
     assert command in output and command.endswith("--decoder-layerdrop 0.1")
     settings = read(folder, "run.json")
     changes = [word.split("=") for word in sorted(SMALL) if not word.startswith(FREE)]

@@ -1,7 +1,10 @@
 """The machine of a training (GPUs, nodes, precision) and its fairseq-train command."""
 
 import os
+import secrets
+import socket
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +12,7 @@ from omegaconf import DictConfig
 
 from fairseq_lrpe.utils.cli import abs_path, min_int
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, check_colon, display_path
+from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, check_colon, check_control_characters, display_path
 from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.subprocesses import as_flags
 
@@ -18,10 +21,12 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fp16", "fp32", "bf16")
 BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
+PORTS = range(10_000, 32_768)
 OWN_FLAGS = """
     task arch max_update batch_size max_tokens update_freq seed save_dir finetune_from_model restore_file
     cpu tpu fp16 bf16 distributed_world_size user_dir log_format required_batch_size_multiple
-    reset_dataloader reset_lr_scheduler reset_meters reset_optimizer
+    distributed_init_method distributed_rank distributed_port distributed_no_spawn device_id local_rank
+    max_sentences reset_dataloader reset_lr_scheduler reset_meters reset_optimizer
 """.split()
 """Flags of fairseq-train that ``train_command`` sets, or that would apply again whenever a run is resumed."""
 
@@ -48,6 +53,7 @@ def add_results_flag(parser: ArgumentParser) -> None:
 
 def results_path(text: str) -> Path:
     path = abs_path(text)
+    check_control_characters(str(path), "the results folder")
     check_colon(path)
     return path
 
@@ -114,10 +120,16 @@ def train_command(job: "Job") -> list[str]:
         # Without these flags, each CPU process trains a separate model.
         flags |= {"distributed_init_method": "env://", "distributed_rank": -1, "distributed_no_spawn": True}
         flags |= {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}
+    elif nodes == 1 and gpus > 1:
+        # Otherwise, fairseq takes the number of processes from variables of torchrun, Kubeflow or SLURM.
+        flags["distributed_init_method"] = f"tcp://127.0.0.1:{free_port()}"
+    elif gpus == 1 and nodes == 1:
+        flags["device_id"] = 0  # fairseq's default is LOCAL_RANK
     start = ["fairseq-train"]
     if nodes > 1 or (job.cpu and gpus > 1):
+        # Without --local_addr, the processes wait for a host whose own name may not resolve.
         rendezvous = ["--nnodes", nodes, "--rdzv_backend", "c10d", "--rdzv_endpoint", job.rendezvous]
-        rendezvous = rendezvous if nodes > 1 else ["--standalone"]
+        rendezvous = rendezvous if nodes > 1 else ["--standalone", "--local_addr", "127.0.0.1"]
         start = ["torchrun", *rendezvous, "--nproc_per_node", gpus, "-m", "fairseq_cli.train"]
     folders = [str(display_path(folder)) for folder in job.kind.folders(cfg)]
     data = [os.pathsep.join(folders)] if folders else []
@@ -134,6 +146,18 @@ def check_own_flags(configured: dict, extra_flags: list[str]) -> None:
             f"{named[name]} cannot be set, because lrpe chooses its value: omit it, or use METHOD, updates=, "
             "batch., starts_from=, --seeds, --cpu, --gpus, --precision or --results, if one has its effect"
         )
+
+
+def free_port() -> int:
+    """Returns a random port on which no process of this machine listens.
+
+    It is below the ports that Linux gives to outgoing connections, and random because the processes of the
+    training that will use it start seconds later, perhaps beside those of another training.
+    """
+    while True:
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def visible_gpus() -> list[str]:

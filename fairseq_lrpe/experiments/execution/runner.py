@@ -30,6 +30,7 @@ from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import extend_run, run_directory
 from fairseq_lrpe.experiments.execution.launch import train_command, visible_gpus
 from fairseq_lrpe.experiments.execution.progress import show_training
+from fairseq_lrpe.experiments.execution.reported_batch import ReportedBatch
 from fairseq_lrpe.experiments.execution.run_directory import (
     InUse,
     Log,
@@ -49,6 +50,7 @@ from fairseq_lrpe.utils.files import (
     write_atomic,
 )
 from fairseq_lrpe.utils.gpus import gpus_here
+from fairseq_lrpe.utils.launchers import UNSET_IN_SHELL
 from fairseq_lrpe.utils.subprocesses import CommandRejected, run_command
 
 POLL_SECONDS = 0.3
@@ -283,7 +285,8 @@ def train(job: Job, settings: dict) -> None:
     run_directory.repair_checkpoints(folder / "checkpoints")
     extend_run.start(job, settings)
     write_json(folder / "run.json", settings)
-    write_atomic(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
+    lines = (f"cd {shlex.quote(str(REPOSITORY))}", shlex.join(command), "")
+    write_atomic(folder / "command.sh", "\n".join((UNSET_IN_SHELL, *lines)))
     log = Log(folder, completed=run_directory.completed_updates(folder / "checkpoints"))
     log.restore(folder / "checkpoints", job.updates)
     run_training(job, command, log)
@@ -296,7 +299,7 @@ def run_training(job: Job, command: list[str], log: Log) -> None:
     # fairseq would train a finished model for one more update.
     if run_directory.completed_updates(job.folder / "checkpoints") < job.updates:
         with show_training(job, log) as record:
-            job.run_command(command, log.path, record)
+            job.run_command(command, log.path, ReportedBatch(job, log.parse).before(record))
 
 
 def run_worker(job: Job) -> None:

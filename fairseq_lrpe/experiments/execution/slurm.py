@@ -30,9 +30,16 @@ from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job, execute_run
+from fairseq_lrpe.experiments.execution.sbatch import (
+    Executor,
+    check_folder,
+    check_option,
+    check_programs,
+    clean_environment,
+)
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import REPOSITORY, output_folder
+from fairseq_lrpe.utils.files import REPOSITORY, check_control_characters, output_folder
 
 FOLDER = "slurm"  # in a run's folder, with submitit's files
 DEFAULTS = {"time": "24:00:00", "signal": "USR2@120", "requeue": True, "kill-on-invalid-dep": "yes"}
@@ -72,16 +79,18 @@ def run_on_cluster(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
     if args.status:
         print_status(jobs)
         return []
-    if shutil.which("sbatch") is None:
-        raise UserError("sbatch was not found: run this command on a login node of a SLURM cluster")
+    check_programs("sbatch", "srun", "squeue", "scancel")
     if args.cancel:
         if numbers := [number for number, _ in queue(jobs).values()]:
-            subprocess.run(["scancel", *numbers])
+            with clean_environment():
+                subprocess.run(["scancel", *numbers])
         print(f"{len(numbers)} jobs cancelled")
         return []
     # Without --gpus and --cpu, the precision depends on the GPUs of the node.
     precision = args.precision or ("fp32" if args.cpu else "fp16" if args.gpus else None)
     jobs = {run: replace(job, precision=precision) for run, job in jobs.items()}
+    if "%" in str(args.results):
+        raise UserError(f"SLURM replaces % in the path {args.results}: use a results folder without it")
     with output_folder(args.results):
         jobs, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
         for message in errors:
@@ -138,7 +147,9 @@ def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
         if not (key and equals):
             raise UserError(f"--slurm {text}: must be KEY=VALUE, such as partition=gpu")
         found[key] = as_value(value) if value in ("true", "false") else value
-    found = {key.replace("_", "-"): value for key, value in found.items()}
+    found = {str(key).replace("_", "-"): value for key, value in found.items()}
+    for key, value in found.items():
+        check_option(key, value)
     if gpus:
         found["gpus-per-node"] = gpus
     if not any(key.startswith("cpus-per") for key in found):
@@ -182,7 +193,9 @@ def complete_submission(job: Job, number: str) -> None:
 
 def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
     python = shlex.quote(PYTHON)
-    executor = submitit.SlurmExecutor(job.folder / FOLDER, max_num_timeout=MAX_REQUEUES, python=python)
+    check_folder(job.folder)
+    check_control_characters(PYTHON, "the path of Python")
+    executor = Executor(job.folder / FOLDER, max_num_timeout=MAX_REQUEUES, python=python)
     options = sbatch_options(args.slurm, None if args.cpu else args.gpus) | {"comment": str(job.folder)}
     if after:
         options["dependency"] = f"afterok:{':'.join(after)}"
@@ -190,7 +203,8 @@ def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
         job_name=f"lrpe {job.run}", nodes=args.nodes, ntasks_per_node=1, additional_parameters=options
     )
     try:
-        with redirect_stderr(io.StringIO()):  # submitit prints what it also raises
+        # submitit prints what it also raises
+        with clean_environment(), redirect_stderr(io.StringIO()):
             return executor.submit(SlurmRun(job, args)).job_id
     except (FailedJobError, FailedSubmissionError) as error:
         lines = re.findall(r"sbatch: (?:error: )?(.+)", str(error)) or str(error).splitlines()[-1:]
@@ -198,9 +212,10 @@ def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
 
 
 def squeue() -> list[str]:
-    command = ["squeue", "--me", "--noheader", "--format=%i|%T|%N|%r|%k"]
+    command = ["squeue", f"--user={os.getuid()}", "--noheader", "--format=%i|%T|%N|%r|%k"]
     for _ in range(RETRIES):
-        done = subprocess.run(command, capture_output=True, text=True)
+        with clean_environment():
+            done = subprocess.run(command, capture_output=True, text=True)
         if not done.returncode:
             return done.stdout.splitlines()
         time.sleep(POLL_SECONDS)

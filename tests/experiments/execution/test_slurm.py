@@ -162,6 +162,89 @@ def test_jobs_in_the_queue_are_limited_and_cancelled(environment, data_bin, tmp_
     assert "Invalid partition name specified" in rejected.stderr and len(rejected.stderr.splitlines()) == 1
 
 
+def in_allocation(nodes, allocation, command, **variables):
+    """Runs a command in an allocation, or with srun, as a new process; returns the finished process."""
+    environment = nodes.environment | {"PYTHONPATH": str(REPOSITORY)} | variables
+    words = [*allocation.split(), *map(str, command)]
+    return subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+
+
+def test_job_is_submitted_from_inside_an_allocation(environment, data_bin, tmp_path):
+    """With the caller's options of sbatch and squeue, which must not reach the job, and % in the folder."""
+    caller = {"SBATCH_PARTITION": "none", "SBATCH_TIMELIMIT": "x", "SQUEUE_STATES": "COMPLETED"}
+    caller |= {"SLURM_MEM_PER_NODE": "1", "SLURM_NTASKS": "7", "SLURM_EXPORT_ENV": "NONE"}
+    changes = [*SMALL, "updates=4", f"data={data_bin}", "train.adam_betas=(0.9,0.98)"]
+    command = [
+        "env",
+        *(f"{name}={value}" for name, value in caller.items()),
+        BIN / "lrpe",
+        "train",
+        "lm/mini",
+    ]
+    words = ["rope", "--cpu", *changes, "--launcher", "slurm", "--wait", "--results", tmp_path]
+    done = in_allocation(environment, "salloc --quiet -N1 -n1", [*command, *words])
+    assert done.returncode == 0, done.stderr
+    assert "1 jobs submitted, 1 in the queue" in done.stdout
+    [record] = tmp_path.rglob("evaluation.json")
+    assert "finished" in json.loads(record.read_text()) and "%280.9" in str(record)
+    assert {path.name.partition("_")[2] for path in record.parent.glob("slurm/*_log.*")} >= {"0_log.out"}
+
+
+@pytest.mark.parametrize("allocation", ["salloc --quiet -N2 -n2", "srun --quiet -N1 -n1"])
+def test_training_in_an_allocation_has_the_batch_of_the_experiment(
+    environment, allocation, data_bin, tmp_path
+):
+    changes = [*SMALL, "updates=4", f"data={data_bin}", "batch.total=8", "batch.per_gpu=4"]
+    words = ["lm/mini", "rope", "--cpu", "--gpus", 2, *changes, "--results", tmp_path]
+    kubeflow = {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    done = in_allocation(environment, allocation, [BIN / "lrpe", "train", *words], **kubeflow)
+    assert done.returncode == 0, done.stderr
+    [log] = tmp_path.rglob("train.log")
+    assert "training on 2 devices" in log.read_text()
+    entries = [entry for entry in read_lines(log.with_name("log.jsonl")) if entry["kind"] == "train_inner"]
+    assert {entry["bsz"] for entry in entries} == {8}
+
+
+def test_several_tasks_of_srun_are_refused(environment):
+    done = in_allocation(environment, "srun --quiet -N2 -n2", [BIN / "lrpe", "train", "lm/mini", "rope"])
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("srun: ")]
+    expected = (
+        "lrpe train: srun started this command as 2 processes, but lrpe itself starts those of a training"
+    )
+    assert (
+        done.returncode == 1
+        and lines == [f"{expected}: run it without srun, with --gpus 1 and --nodes 2"] * 2
+    )
+
+
+def test_missing_programs_are_named(environment, tmp_path, monkeypatch):
+    (tmp_path / "sbatch").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for more in ([], ["--cancel"]):
+        done = run_here(train.main, "lm/mini", "rope", "--cpu", "--launcher", "slurm", *more)
+        assert done.returncode == 1 and done.stderr.startswith("train: srun was not found: ")
+
+
+@pytest.mark.parametrize("results, options, message", [
+    ("a\nb", [], "the results folder contains the control character '\\n': use a name without it"),
+    ("%j", [], "SLURM replaces % in the path "),
+    ("x", ["--slurm", "comment=a\ntouch b"], "the option comment of sbatch contains the control character"),
+    ("x", ["--slurm", "a\ntouch b=c"], "'a\\ntouch b' is not an option of sbatch: use a name such as"),
+    ("x", ["train.adam_betas=(0.9,0.98)#%j"], "SLURM cannot write logs to "),
+])  # fmt: skip
+def test_names_that_would_change_the_script_are_refused(
+    results, options, message, data_bin, tmp_path, monkeypatch
+):
+    for name in ("sbatch", "srun", "squeue", "scancel"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    words = ["lm/mini", "rope", "--cpu", *SMALL, f"data={data_bin}", "--results", tmp_path / results]
+    done = run_here(train.main, *words, "--launcher", "slurm", *options)
+    assert done.returncode and message in done.stderr
+    assert not list(tmp_path.rglob("*_submission.sh")) and not list(tmp_path.rglob(".submission_file*"))
+
+
 def test_job_is_found_by_another_path_of_the_results(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(tmp_path)
     job, other = (job_of("lm/mini", "rope", results=x) for x in (tmp_path, tmp_path / "link"))

@@ -1,0 +1,80 @@
+"""Comparison of the processes and batches that fairseq-train reports with those of the experiment."""
+
+import re
+from collections.abc import Callable
+
+from fairseq_lrpe.utils.errors import UserError
+
+PROCESSES = re.compile(r"training on (\d+) devices \(GPUs/TPUs\)")
+LIMITS = re.compile(r"max tokens per device = (\w+) and max sentences per device = (\w+)")
+ROUNDING = 0.05  # fairseq logs "bsz" and "wpb" with one decimal
+
+
+class ReportedBatch:
+    """Raises a UserError if fairseq trains with other processes or another total batch than the experiment's.
+
+    Otherwise the run would be recorded under settings that it does not have.
+
+    Args:
+        job: The ``Job`` that is trained.
+        parse: Returns the metrics in a line of fairseq's log, or None.
+    """
+
+    def __init__(self, job, parse: Callable[[str], dict | None]):
+        self.batch, self.parse = job.cfg.batch, parse
+        self.processes = max(job.gpus, 1) * job.nodes
+        self.last_entry = None
+
+    def before(self, on_line: Callable[[str], object]) -> Callable[[str], object]:
+        """Returns a function that checks a line and passes it to ``on_line``."""
+
+        def check_and_pass_on(line):
+            self.check(line)
+            return on_line(line)
+
+        return check_and_pass_on
+
+    def check(self, line: str) -> None:
+        if found := PROCESSES.search(line):
+            self._compare("processes", int(found[1]), self.processes)
+        elif found := LIMITS.search(line):
+            unit = self.batch.unit
+            limits = {"tokens": found[1], "sequences": found[2]}
+            other = "sequences" if unit == "tokens" else "tokens"
+            self._compare(f"{unit} per process", limits[unit], str(self.batch.per_gpu))
+            self._compare(f"{other} per process", limits[other], "None")
+        elif (entry := self.parse(line)) and entry["kind"] == "train_inner":
+            self._check_entry(entry)
+            self.last_entry = entry
+
+    def _check_entry(self, entry):
+        """Checks the mean batch of the updates since the last entry.
+
+        With --max-tokens, batches contain at most that many tokens. Batches of sequences are full, except for
+        one of a process in each epoch and the last update of the epoch.
+        """
+        total = self.batch.total
+        if self.batch.unit == "tokens":
+            if "wpb" in entry and entry["wpb"] > total + ROUNDING:
+                self._compare("tokens per update", entry["wpb"], f"at most {total}")
+            return
+        if "bsz" not in entry:
+            return
+        least = 0
+        before = self.last_entry
+        if before and before["epoch"] == entry["epoch"] and not _ends_epoch(entry):
+            missing = self.batch.per_gpu - 1
+            least = total - missing / (entry["num_updates"] - before["num_updates"])
+        if not least - ROUNDING <= entry["bsz"] <= total + ROUNDING:
+            self._compare("sequences per update", entry["bsz"], total)
+
+    def _compare(self, what, found, expected):
+        if found != expected:
+            wrong = f"fairseq-train reports {found} {what} instead of {expected}, so the run was stopped"
+            remedy = "omit flags after -- that change the processes or the batch, and remove the run's folder"
+            raise UserError(f"{wrong}: {remedy}")
+
+
+def _ends_epoch(entry):
+    """Returns whether the entry is that of the last update of an epoch; "update" counts epochs."""
+    return entry["update"] >= entry["epoch"]
