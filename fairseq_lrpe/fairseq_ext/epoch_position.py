@@ -48,6 +48,8 @@ def load_state_dict(load, self, state):
     order = batches_of_epoch(self, composed, state)
     seen = state.get("samples", sum(map(len, order[: position * composed["processes"]])))
     samples = [index for batch in order for index in batch]
+    if seen >= len(samples):  # the epoch of these data is shorter, so they are not those of the checkpoint
+        return load(self, state)
     own = batches_of_epoch(self, now, state)
     group = now["processes"] * now["update_freq"]
     count = int(np.searchsorted(np.cumsum([len(batch) for batch in own]), seen)) + 1

@@ -3,6 +3,7 @@
 A run's folder contains run.json (settings, versions), command.sh, train.log and log.jsonl, checkpoints,
 eval-<name>.log and evaluation.json: {"evaluations": {name: {"settings", metric: value, ..}}, "finished"}.
 If the run chooses among trials, this file also has {"chosen", "checkpoint", "tried": {trial: evaluations}}.
+If the training ended before its last update, this file has {"ended"}; see ``endings``.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.execution import extend_run, run_directory
+from fairseq_lrpe.experiments.execution import endings, extend_run, run_directory
 from fairseq_lrpe.experiments.execution.launch import train_command, visible_gpus
 from fairseq_lrpe.experiments.execution.progress import show_training
 from fairseq_lrpe.experiments.execution.reported_batch import ReportedBatch
@@ -51,7 +52,7 @@ from fairseq_lrpe.utils.files import (
 )
 from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.launchers import UNSET_IN_SHELL
-from fairseq_lrpe.utils.subprocesses import CommandRejected, run_command
+from fairseq_lrpe.utils.subprocesses import CommandFailed, CommandRejected, run_command
 
 POLL_SECONDS = 0.3
 LOCK_TIMEOUT = 5  # seconds to wait until the subprocesses of a killed process have ended
@@ -135,10 +136,18 @@ class Job:
         tried = set(record.get("tried", ()))
         if "finished" not in record or {trial_name(self, x) for x in trials} != tried:
             return "partial"
+        if not (trials or self.is_trained):
+            return "partial"
         first = next(iter(self.kind.evaluations(self.cfg)), None)
         is_trial = bool(self.experiment.cfg.choose) and not trials
         is_discarded = is_trial and first not in missing and not self.checkpoint.exists()
         return "finished" if is_discarded or not missing else "partial"
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the training of the run, which does not choose among trials, needs no further updates."""
+        logged = endings.logged_updates(self.folder)
+        return not self.kind.trains or endings.has_ended(self.record, logged, self.updates)
 
     @property
     def checkpoint(self) -> Path:
@@ -154,7 +163,7 @@ class Job:
         initial = self.experiment.starts_from(self.run)
         if not isinstance(initial, Run):
             return initial
-        return Job(self.experiment.other(initial.experiment), initial, self.results).checkpoint
+        return self.start_job(initial).checkpoint
 
     def trials(self) -> list["Job"]:
         return [replace(self, run=run, lock=None) for run in self.experiment.trials(self.run)]
@@ -198,6 +207,14 @@ class Job:
             words += ["--seeds", str(initial.seed), "--results", str(display_path(self.results))]
             command = shlex.join([*words, *(f"{key}={value}" for key, value in initial.changes)])
             raise UserError(f"{self.run} starts from {initial}, which is not trained: `{command}` trains it")
+        if isinstance(initial, Run) and endings.is_diverged(self.start_job(initial).record):
+            raise UserError(
+                f"{self.run} starts from {initial}, whose training diverged: change the settings of "
+                f"{initial.experiment}, or set starts_from to another checkpoint"
+            )
+
+    def start_job(self, initial: Run) -> "Job":
+        return Job(self.experiment.other(initial.experiment), initial, self.results)
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
@@ -258,13 +275,14 @@ def run_primary(job: Job) -> None:
         own = {"config": one.config, "changes": dict(one.run.changes)}
         run_directory.check_settings(one.folder, settings | own)
     if job.state == "finished":
-        job.say(f"already finished: {job.folder}")
+        job.say(f"already {endings.describe(job.record, settings['updates'])}: {job.folder}")
         return
     if trials:
-        choose(job, trials, {**settings, "updates": sum(trial.updates for trial in trials)})
+        settings["updates"] = sum(trial.updates for trial in trials)
+        choose(job, trials, settings)
     elif not job.kind.trains:
         write_json(job.folder / "run.json", settings)
-    elif not job.record.get("finished"):
+    elif not job.is_trained:
         train(job, settings)
     for name in evaluate(job):
         job.say(f"{job.run}: evaluated {name}")
@@ -273,7 +291,7 @@ def run_primary(job: Job) -> None:
     for name, measured in record["evaluations"].items():
         if text := job.kind.describe(job.cfg, measured):
             job.say(f"{name}: {text}")
-    job.say(f"finished: {job.folder}")
+    job.say(f"{endings.describe(record, settings['updates'])}: {job.folder}")
 
 
 def train(job: Job, settings: dict) -> None:
@@ -281,25 +299,46 @@ def train(job: Job, settings: dict) -> None:
     if before:
         settings["started"] = before["started"]
         job.say(f"resuming: {folder}")
-    command = train_command(job)
     run_directory.repair_checkpoints(folder / "checkpoints")
     extend_run.start(job, settings)
+    command = resumed_command(job)
+    completed = run_directory.completed_updates(folder / "checkpoints")
+    if completed < job.updates:  # otherwise, evaluations of the trained model are kept
+        (folder / "evaluation.json").unlink(missing_ok=True)
     write_json(folder / "run.json", settings)
     lines = (f"cd {shlex.quote(str(REPOSITORY))}", shlex.join(command), "")
     write_atomic(folder / "command.sh", "\n".join((UNSET_IN_SHELL, *lines)))
-    log = Log(folder, completed=run_directory.completed_updates(folder / "checkpoints"))
+    log = Log(folder, completed=completed)
     log.restore(folder / "checkpoints", job.updates)
-    run_training(job, command, log)
+    if ended := run_training(job, command, log):
+        write_json(folder / "evaluation.json", {**job.record, "ended": ended})
     if speed := run_directory.training_speed(folder):
         record_evaluation(job, "training", speed)
 
 
-def run_training(job: Job, command: list[str], log: Log) -> None:
+def resumed_command(job: Job) -> list[str]:
+    last = job.folder / "checkpoints" / run_directory.LAST
+    checkpoint = run_directory.read_checkpoint(last, run_directory.REMEDY) if last.exists() else None
+    return endings.with_time_limit(train_command(job), checkpoint)
+
+
+def run_training(job: Job, command: list[str], log: Log) -> dict | None:
+    """Trains until the last update or until the training ends early; then returns its ending."""
     job.say(shlex.join(command))
     # fairseq would train a finished model for one more update.
-    if run_directory.completed_updates(job.folder / "checkpoints") < job.updates:
-        with show_training(job, log) as record:
-            job.run_command(command, log.path, ReportedBatch(job, log.parse).before(record))
+    completed = run_directory.completed_updates(job.folder / "checkpoints")
+    before = endings.last_reason(log.path) if log.path.exists() else None
+    if completed < job.updates and before not in endings.FINAL:
+        try:
+            with show_training(job, log) as record:
+                job.run_command(command, log.path, ReportedBatch(job, log.parse).before(record))
+        except CommandFailed:
+            if endings.last_reason(log.path) != endings.DIVERGED:
+                raise
+    if not log.path.exists():  # the training was copied
+        return None
+    logged = run_directory.entry_updates(log.entries[-1]) if log.entries else 0
+    return endings.find_ending(log.path, command, max(completed, logged), job.updates)
 
 
 def run_worker(job: Job) -> None:
@@ -308,7 +347,7 @@ def run_worker(job: Job) -> None:
     for one in trials if job.trials() else [job]:
         name = f"train-{socket.gethostname()}-{os.getpid()}.log"
         log = Log(one.folder, name, run_directory.completed_updates(one.folder / "checkpoints"))
-        run_training(one, train_command(one), log)
+        run_training(one, resumed_command(one), log)
         while is_locked(one.folder):  # the other node joins the next training after this run's evaluation
             time.sleep(POLL_SECONDS)
 
@@ -327,13 +366,20 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
         else:
             execute_run(trial)
         tried[trial_name(job, trial)] = trial.record["evaluations"]
-        updates += trial.updates
+        updates += trial.record.get("ended", {}).get("updates", trial.updates)
         log += json.dumps({"kind": "tried", "trial": trial_name(job, trial), "num_updates": updates}) + "\n"
         write_atomic(job.folder / "log.jsonl", log)
     sign = 1 if job.kind.metrics[metric] == "higher" else -1
     scores = [sign * measured[first][metric] for measured in tried.values()]
     scores = [-math.inf if math.isnan(score) else score for score in scores]
     best = trials[scores.index(max(scores))]
+    ended = best.record.get("ended")
+    outcome = {"evaluations": tried[trial_name(job, best)], "tried": tried}
+    if ended is not None:
+        outcome["ended"] = {**ended, "updates": updates}
+    if endings.is_diverged(best.record):  # then, all trials diverged
+        write_json(job.folder / "evaluation.json", outcome)
+        return
     if not best.checkpoint.exists():  # it was removed in favor of a trial that is no longer listed
         (best.folder / "evaluation.json").unlink()
         execute_run(best)
@@ -346,8 +392,7 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
     entries = [entry for entry in read_lines(best.folder / "log.jsonl") if entry["kind"] != "train_inner"]
     write_atomic(job.folder / "log.jsonl", log + "".join(json.dumps(entry) + "\n" for entry in entries))
     path = str(own.relative_to(job.folder))
-    record = {"chosen": name, "checkpoint": path, "evaluations": tried[name], "tried": tried}
-    write_json(job.folder / "evaluation.json", record)
+    write_json(job.folder / "evaluation.json", {"chosen": name, "checkpoint": path, **outcome})
     job.say(f"best of {len(tried)}: {name}")
 
 
@@ -370,6 +415,13 @@ def trial_name(job: Job, trial: Job) -> str:
 def evaluate(job: Job) -> Iterator[str]:
     """Evaluates what the record of the run lacks, and yields each name after its values are recorded."""
     names = missing_evaluations(job, job.record)
+    if endings.is_diverged(job.record):
+        # The other metrics count as NaN, too; see RunRecord.value.
+        for name in names:
+            worst = {next(iter(job.kind.metrics)): math.nan}
+            record_evaluation(job, name, {"settings": evaluation_settings(job, name), **worst})
+            yield name
+        return
     if names and job.kind.trains and not job.checkpoint.exists():
         existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
         remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else "remove the run's folder"

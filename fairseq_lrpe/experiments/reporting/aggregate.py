@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -195,12 +195,17 @@ def difference(ours: dict, base: dict) -> dict[str, float]:
     return {"difference": mean, "low": mean - half, "high": mean + half, "common_seeds": len(pairs)}
 
 
-def values_by_metric(records: Iterable[RunRecord]) -> dict[tuple[str, str], dict[int, float]]:
-    """Returns {(evaluation, metric): {seed: value}} of the seeds of a run."""
+def values_by_metric(records: Collection[RunRecord]) -> dict[tuple[str, str], dict[int, float]]:
+    """Returns {(evaluation, metric): {seed: value}} of the seeds of a run; a diverged one has NaN for all."""
     found = {}
     for record in records:
         for evaluation, metric, value, _ in record.measurements():
             found.setdefault((evaluation, metric), {})[record.run.seed] = value
+    for record in records:
+        if record.is_diverged:
+            for (evaluation, metric), values in found.items():
+                if not metric.endswith("_per_second"):
+                    values[record.run.seed] = record.value(evaluation, metric)
     return found
 
 
@@ -216,10 +221,11 @@ def summarize_runs(records: Iterable[RunRecord]) -> pd.DataFrame:
     for record in records:
         groups.setdefault(record.order, []).append(record)
     for (attention, _, method, changes), runs in sorted(groups.items()):
-        states = [f"seed {x.run.seed} {x.describe_state()}" for x in runs if x.state != "finished"]
+        states = [(x.run.seed, x.describe_state()) for x in runs]
+        unusual = [f"seed {seed} {state}" for seed, state in states if state != "finished"]
         row = {"attention": attention, "method": method, "changes": changes, "measured_seeds": 0}
         row |= {"length": describe_lengths(_lengths(runs)), "seeds": len(runs)}
-        row["state"] = "; ".join(states) or "finished"
+        row["state"] = "; ".join(unusual) or "finished"
         measured = []
         for (evaluation, metric), values in values_by_metric(runs).items():
             if not metric.endswith("_per_second"):

@@ -96,6 +96,7 @@ def _settings_line(record):
         "changes": dict(run.changes),
         "kind": settings["kind"],
         "updates": record.updates,
+        **{name: record.evaluation[name] for name in ("ended",) if name in record.evaluation},
         "config": records.compared(settings["config"], run.method, {})[""],
         "evaluations": {x: of["settings"] for x, of in record.measured.items() if "settings" in of},
         "data": data_digest(settings),

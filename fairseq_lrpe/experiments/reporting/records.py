@@ -21,6 +21,7 @@ import pandas as pd
 from fairseq_lrpe.experiments.definition.experiment import Experiment, is_non_identifying
 from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.definition.run import RECORDS, Run, experiment_of, run_folders
+from fairseq_lrpe.experiments.execution import endings
 from fairseq_lrpe.experiments.execution.run_directory import is_locked, object_in, read_lines
 from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
 from fairseq_lrpe.methods import METHODS, canonical
@@ -55,7 +56,7 @@ class RunRecord:
     kind: Kind | None = None
     updates: int | None = None  # planned number of updates
     reached: int | None = None  # completed number of updates
-    length: float | None = None  # planned length of the training in ``unit``
+    length: float | None = None  # length of the training in ``unit``; the planned one, unless it ended early
     unit: str | None = None  # "updates", "epochs" or "rounds"
     seconds: float = math.nan  # sum of fairseq's train_wall over the epochs
     curve: dict[int, float] = field(default_factory=dict)  # {updates: value of the kind's curve}
@@ -80,7 +81,7 @@ class RunRecord:
             return "other settings" if self.is_outdated else "damaged"
         if is_locked(self.folder):
             return "running"
-        if "finished" in self.evaluation:
+        if "finished" in self.evaluation and endings.has_ended(self.evaluation, self.reached, self.updates):
             return "finished"
         return "failed" if ERROR.match(self.last_log_line()[1]) else "stopped"
 
@@ -88,11 +89,17 @@ class RunRecord:
         """Returns how far the run got, such as "stopped at 40 of 100", or why it cannot be read."""
         if self.problem is not None:
             return f"{self.state}: {self.problem}"
+        if self.state == "finished":
+            return endings.describe(self.evaluation, self.updates)
         if self.state == "running":
             return f"running {self.reached}/{self.updates}"
-        if self.state != "finished" and self.reached < self.updates:
+        if self.reached < self.updates:
             return f"stopped at {self.reached} of {self.updates}"
-        return "finished" if self.state == "finished" else "not measured"
+        return "not measured"
+
+    @property
+    def is_diverged(self) -> bool:
+        return endings.is_diverged(self.evaluation)
 
     def complete(self) -> None:
         """Sets the fields that follow from the files; raises errors of various types if a file is damaged."""
@@ -103,6 +110,8 @@ class RunRecord:
         config = self.settings["config"]
         self.unit = next((unit for unit in ("epochs", "rounds") if config.get(unit)), "updates")
         self.length = float(config.get(self.unit) or math.nan)
+        if ended := self.evaluation.get("ended"):
+            self.length *= int(ended["updates"]) / self.updates
         self.measured = self.evaluation.get("evaluations", {})
         list(self.measurements())  # raises an error if a value is not a number
 
@@ -115,8 +124,9 @@ class RunRecord:
 
     def value(self, evaluation: str, metric: str) -> float | None:
         """Returns a measurement, which is NaN if the run diverged, or None if there is none."""
-        value = self.measured.get(evaluation, {}).get(metric)
-        return None if value is None else float(value)
+        measured = self.measured.get(evaluation, {})
+        worst = math.nan if self.is_diverged and measured else None
+        return float(value) if (value := measured.get(metric, worst)) is not None else None
 
     def compared_settings(self) -> dict[str, dict[str, object]]:
         """Returns the settings that can change the result, in the format of ``compared``."""
@@ -347,9 +357,11 @@ def _as_record(folder, run, settings, measured):
         if signature:
             one[f"{metric}_signature"] = signature
     evaluation = {"evaluations": values, "finished": settings["finished"]}
+    if "ended" in settings:
+        evaluation["ended"] = settings["ended"]
     record = RunRecord(run, folder / str(run), settings, evaluation)
     record.complete()
-    record.reached = record.updates
+    record.reached = settings["ended"]["updates"] if "ended" in settings else record.updates
     return record
 
 

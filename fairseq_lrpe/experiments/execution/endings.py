@@ -1,0 +1,126 @@
+"""How a training ended before its last update: a stop condition of fairseq, or a loss that diverged.
+
+The ending is recorded in evaluation.json as {"ended": {"updates", "reason"}}, where ``updates`` is the number
+of completed updates. A training that its time limit stopped has no ending, because it can be continued.
+"""
+
+import json
+import re
+from argparse import ArgumentParser
+from pathlib import Path
+
+from fairseq_lrpe.utils.errors import UserError
+
+DIVERGED = "diverged"
+TIME_LIMIT = "stop_time_hours"
+FINAL = (DIVERGED, "patience", "stop_min_lr")
+"""Reasons after which a training is not continued."""
+MESSAGES = {
+    # fairseq raises the same exception if the gradients of two processes differ.
+    DIVERGED: re.compile("FloatingPointError: (gradients are Nan/Inf|(AMP: )?Minimum loss scale reached)"),
+    TIME_LIMIT: re.compile("Stopping training due to cumulative_training_time"),
+    "patience": re.compile("early stop since valid performance hasn't improved"),
+    "stop_min_lr": re.compile("stopping training because current learning rate"),
+}
+"""{reason: what fairseq-train prints}"""
+START = "$ "  # precedes the command in a log; see ``run_command``
+
+
+def last_reason(log: Path) -> str | None:
+    """Returns why the last training in a log ended early, or None if the log does not say."""
+    reason = None
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.startswith(START):
+                reason = None
+            for name, message in MESSAGES.items():
+                if message.search(line):
+                    reason = name
+    return reason
+
+
+def find_ending(log: Path, command: list[str], reached: int, planned: int) -> dict | None:
+    """Returns {"updates", "reason"} of a training that ended early for good, and None after all updates.
+
+    Args:
+        log: the log of fairseq-train.
+        command: the command that was executed.
+        reached: the number of completed updates.
+        planned: the number of updates of the experiment.
+
+    Raises:
+        UserError: if the training has to be continued.
+    """
+    reason = last_reason(log)
+    if reached >= planned and reason != DIVERGED:
+        return None
+    if reason is None and _value(command, "--max-epoch"):
+        reason = "max_epoch"
+    if reason in ("patience", "stop_min_lr", "max_epoch") and not reached:
+        raise UserError(f"{reason} stopped the training before its first update: change its value")
+    if reason in (*FINAL, "max_epoch"):
+        return {"updates": reached, "reason": reason}
+    cause = "the time limit --stop-time-hours" if reason == TIME_LIMIT else f"an unknown cause, see {log}"
+    raise UserError(
+        f"stopped at {reached:,} of {planned:,} updates by {cause}: run the same command again to continue"
+    )
+
+
+def with_time_limit(command: list[str], checkpoint: dict | None) -> list[str]:
+    """Returns a command whose --stop-time-hours counts from its start.
+
+    fairseq counts the time before ``checkpoint``, too, so that a resumed training would stop at once.
+    """
+    limit = _value(command, "--stop-time-hours")
+    if not limit or checkpoint is None:
+        return command
+    before = checkpoint["extra_state"].get("previous_training_time", 0) / 3600
+    return [*command, "--stop-time-hours", f"{limit + before:.9g}"]
+
+
+def _value(command, flag):
+    """Returns the number that a command gives a flag, possibly abbreviated, or None."""
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument(flag, type=float, dest="value")
+    return parser.parse_known_args(command)[0].value
+
+
+def has_ended(record: dict, logged: int, planned: int) -> bool:
+    """Returns whether a training needs no further updates.
+
+    Args:
+        record: the content of evaluation.json.
+        logged: the last number of updates in log.jsonl, or 0 without a log.
+        planned: the number of updates of the experiment.
+    """
+    # Version 1.1 also recorded trainings as finished that a stop condition had ended.
+    return "ended" in record or ("finished" in record and not 0 < logged < planned)
+
+
+def is_diverged(record: dict) -> bool:
+    """Returns whether a record, the content of evaluation.json, is that of a training that diverged."""
+    return record.get("ended", {}).get("reason") == DIVERGED
+
+
+def describe(record: dict, planned: int) -> str:
+    """Returns "finished", or how the training of a record ended before its last update."""
+    ended = record.get("ended")
+    if ended is None:
+        return "finished"
+    updates = f"{ended['updates']:,} of {planned:,} updates"
+    if ended["reason"] == DIVERGED:
+        return f"diverged after {updates}"
+    return f"ended early after {updates} ({ended['reason']})"
+
+
+def logged_updates(folder: Path) -> int:
+    """Returns the last number of updates in the log.jsonl of a run's folder, or 0 without one."""
+    path = folder / "log.jsonl"
+    lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
+    for line in reversed(lines):
+        try:
+            entry = json.loads(line)
+            return next(int(value) for key, value in entry.items() if key.endswith("num_updates"))
+        except (ValueError, AttributeError, TypeError, StopIteration):
+            continue  # the last line may be incomplete
+    return 0
