@@ -6,7 +6,7 @@ from scipy.stats import ttest_1samp
 from support.tiny import run_here
 
 from fairseq_lrpe.cli import compare as command
-from fairseq_lrpe.experiments.reporting import tables
+from fairseq_lrpe.experiments.reporting import comparison
 
 PERPLEXITIES = {"rope": {1: 20.0, 2: 23.0, 3: 21.0}, "tmlr_type1": {2: 22.0, 3: 18.5, 4: 19.0}}
 
@@ -32,7 +32,7 @@ def folders(results):
 
 
 def test_settings_and_differences_paired_by_seed(results):
-    _, _, settings, measured = tables.comparison_sections(*folders(results))
+    _, _, settings, measured = comparison.comparison_sections(*folders(results))
     expected = [("method", "rope", "tmlr_type1"), ("config.train.lr", "0.1", "0.2")]
     assert list(settings.frame.itertuples(index=False, name=None)) == expected
     [row] = measured.frame.to_numpy().tolist()
