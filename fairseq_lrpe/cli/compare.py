@@ -1,7 +1,8 @@
-"""Compare two runs: the settings and the flags of their methods that differ, and the measurements of all seeds.
+"""Compare two runs: the settings and flags of methods that differ, and the measurements of all their seeds.
 
-RUN is the folder of one seed or the folder that contains all of them; both have the same effect. A measurement
-differs if the interval of its difference, which needs three common seeds, does not contain 0. For example:
+RUN is the folder of one seed or the folder that contains all of them; both have the same effect. A
+measurement differs if the interval of its difference, which needs three common seeds, does not contain 0. For
+example:
 
   lrpe compare results/lm/mini/linear_rope/seed-1 results/lm/mini/linear_tmlr_type1/seed-1
 """

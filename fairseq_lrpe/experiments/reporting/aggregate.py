@@ -50,7 +50,7 @@ def measuring_runs(cell: Cell, records: Mapping[Run, RunRecord]) -> list[Run]:
     ]
 
 
-def _measure(cell, records):
+def measure(cell: Cell, records: Mapping[Run, RunRecord]) -> Measured:
     runs = {run.seed: run for run in measuring_runs(cell, records)}
     started = {seed: records[run] for seed, run in runs.items() if run in records}
     values = {seed: record.value(cell.evaluation, cell.metric) for seed, record in started.items()}
@@ -81,10 +81,10 @@ def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
     - length, unit: planned length of the trainings that are measured, if it is the same
     - started_lengths: planned lengths of all trainings that were started
     - is_best, paper_is_best, paper_rank, rank: among the rows of the same attention
-    - difference, low, high, common_seeds: difference to the baseline over the common seeds with its interval (see
-      ``differences``) among the rows of the same attention and column, and the number of these seeds
+    - difference, low, high, common_seeds, compared: difference to the baseline over the common seeds with its
+      interval among the rows of the same attention and column; see :meth:`Differences.between`
     """
-    found = {id(cell): _measure(cell, records) for cell in table.cells if not cell.parts}
+    found = {id(cell): measure(cell, records) for cell in table.cells if not cell.parts}
     found |= {id(x): _combine(x, [found[id(part)] for part in x.parts]) for x in table.cells if x.parts}
     groups = {}
     for cell in table.cells:

@@ -54,8 +54,8 @@ def _settings_of_seeds(records):
 def method_flags(record: RunRecord) -> dict[str, object]:
     """Returns {flag of attention, encoding and token positions: its value} of a run.
 
-    The values are those of the run's settings, or else of the method, or else the defaults of the models. Options
-    of other encodings are missing.
+    The values are those of the run's settings, or else of the method, or else the defaults of the models.
+    Options of other encodings are missing.
     """
     from fairseq_lrpe.config import PositionConfig, option_flag  # imports torch, which takes seconds
     from fairseq_lrpe.encodings import ENCODINGS, encoding_options
@@ -73,9 +73,8 @@ def method_flags(record: RunRecord) -> dict[str, object]:
     }
     found = {}
     for name, default in vars(PositionConfig()).items():
-        if name == "_name" or name == "attention":
-            continue
-        if options.get(name) in (None, given.get("encoding", "none")):
+        is_own = options.get(name) in (None, given.get("encoding", "none"))
+        if is_own and name not in ("_name", "attention"):
             found[name] = given.get(name, default)
     return found
 
@@ -98,7 +97,7 @@ def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
         found = SimpleNamespace(**difference, decimals=digits)
         change = renderers.format_difference(found) if found.common_seeds else "no common seed"
         lines.append((evaluation, metric, *means, change))
-    title = f"mean ± sample standard deviation; b - a: difference [{INTERVALS}] (common seeds), each line for itself: "
-    title += "not corrected for the number of lines, nor for a choice among several runs"
+    title = f"mean ± sample standard deviation; b - a: difference [{INTERVALS}] (common seeds), each line "
+    title += "for itself: not corrected for the number of lines, nor for a choice among several runs"
     frame = pd.DataFrame(lines, columns=["evaluation", "metric", "a", "b", "b - a"])
     yield Section(title, frame) if lines else "neither run has measurements"

@@ -1,16 +1,17 @@
 """The rule by which methods differ, for tables, the atlas, notes and ``lrpe compare``.
 
-The mean of a - b differs from 0 only if its simultaneous 95% interval excludes 0. The interval covers all pairs of
-the methods of a column at once, so that choosing the best of them needs no further correction. Its half width is
-the larger one of
+The mean of a - b differs from 0 only if its simultaneous 95% interval excludes 0. The interval covers all
+pairs of the methods of a column at once, so that choosing the best of them needs no further correction. Its
+half width is the larger one of
 
-- Tukey (1949), Kramer (1956): ``q(k, sum(n_i - 1)) * sqrt(s² (1 / n + 1 / n) / 2)``, where s² is the variance of the
-  seeds, pooled over the k methods
+- Tukey (1949), Kramer (1956): ``q(k, sum(n_i - 1)) * sqrt(s² (1 / n + 1 / n) / 2)``, where s² is the variance
+  of the seeds, pooled over the k methods
 - Games & Howell (1976): ``q(k, ν) * sqrt((s_a² / n + s_b² / n) / 2)`` with Welch's degrees of freedom ν
 
-``q`` is the 95% quantile of the studentized range and n the number of seeds that a and b have in common. Either
-interval fails alone: the first one if the variances differ, the second one if three seeds agree by chance, as they
-do if each training either solves a task or does not. docs/experiments.md has the simulated error rates.
+``q`` is the 95% quantile of the studentized range and n the number of seeds that a and b have in common.
+Either interval fails alone: the first one if the variances differ, the second one if three seeds agree by
+chance, as they do if each training either solves a task or does not. docs/experiments.md has the simulated
+error rates.
 """
 
 import math
@@ -52,9 +53,9 @@ class Differences:
     def between(self, ours: Hashable, base: Hashable) -> dict[str, float]:
         """Returns the difference ours - base over the common seeds with its simultaneous interval.
 
-        The result has the keys difference, low, high, common_seeds and compared, which is the number of methods
-        for whose comparisons the interval is corrected. The interval is NaN for fewer than three
-        common seeds. Differences of perplexities are those of the geometric means.
+        The result has the keys difference, low, high, common_seeds, and compared, the number of methods for
+        whose comparisons the interval is corrected. The interval is NaN for fewer than three common seeds.
+        Differences of perplexities are those of the geometric means.
         """
         seeds = [seed for seed in self.values[ours] if seed in self.values[base]]
         if not seeds:
