@@ -15,7 +15,7 @@ error rates.
 """
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import cache
 
 import numpy as np
@@ -92,12 +92,12 @@ class Differences:
         return max(pooled, own)
 
 
-def corrected_for(methods: int) -> str:
-    """Returns for how many comparisons intervals are corrected, in words."""
-    if methods < 2:
+def corrected_for(methods: Iterable[int]) -> str:
+    """Returns for which comparisons intervals are corrected, given the numbers of methods of columns."""
+    counts = sorted({number for number in methods if number > 1})
+    if not counts:
         return "fewer than three seeds: no intervals"
-    pairs = methods * (methods - 1) // 2
-    return f"corrected for the {pairs:,} comparisons of {methods} methods" if pairs > 1 else "one comparison"
+    return f"corrected for all pairs of {' or '.join(map(str, counts))} methods of a column and attention"
 
 
 @cache

@@ -86,7 +86,7 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
     paired = summary[summary["common_seeds"] > 0]
     if len(paired):
         title = f"Measured difference to {base} of the same attention [{INTERVALS}]"
-        title += f" (common seeds), {corrected_for(paired['compared'].max())}"
+        title += f" (common seeds), {corrected_for(paired['compared'])}"
         title += ", without leaving out the worst" * table.settings.drop_worst
         yield Section(title, _grid(paired, lambda cell: {"": renderers.format_difference(cell)}))
     elif base:

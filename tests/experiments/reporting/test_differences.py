@@ -152,6 +152,6 @@ def test_intervals_in_notes():
 
 
 def test_words():
-    assert differences.corrected_for(38) == "corrected for the 703 comparisons of 38 methods"
-    assert differences.corrected_for(2) == "one comparison"
-    assert differences.corrected_for(0) == "fewer than three seeds: no intervals"
+    expected = "corrected for all pairs of 8 or 38 methods of a column and attention"
+    assert differences.corrected_for([38, 0, 8, 38]) == expected
+    assert differences.corrected_for([0, 0]) == "fewer than three seeds: no intervals"
