@@ -1,7 +1,8 @@
-"""Compare two runs: the settings in which their first seeds differ, and the measurements of all their seeds.
+"""Compare two runs: the settings and flags of methods that differ, and the measurements of all their seeds.
 
-RUN is the folder of one seed or the folder that contains all of them; both have the same effect. Differences
-of measurements are paired by seed. For example:
+RUN is the folder of one seed or the folder that contains all of them; both have the same effect. A
+measurement differs if the interval of its difference, which needs three common seeds, does not contain 0. For
+example:
 
   lrpe compare results/lm/mini/linear_rope/seed-1 results/lm/mini/linear_tmlr_type1/seed-1
 """
@@ -22,6 +23,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--format", choices=("markdown", "latex"), help=text)
     args = parser.parse_args(arguments)
     with exit_on_error("compare"):
-        from fairseq_lrpe.experiments.reporting import renderers, tables
+        from fairseq_lrpe.experiments.reporting import comparison, renderers
 
-        renderers.show(list(tables.comparison_sections(*args.runs)), args.format)
+        renderers.show(list(comparison.comparison_sections(*args.runs)), args.format)

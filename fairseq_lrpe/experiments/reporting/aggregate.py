@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Cell, Table
+from fairseq_lrpe.experiments.reporting.differences import NO_DIFFERENCE, Differences
 from fairseq_lrpe.experiments.reporting.records import RunRecord
 
 CSV = "attention row column measured_on metric length unit paper paper_std mean std state seeds".split()
@@ -50,7 +50,7 @@ def measuring_runs(cell: Cell, records: Mapping[Run, RunRecord]) -> list[Run]:
     ]
 
 
-def _measure(cell, records):
+def measure(cell: Cell, records: Mapping[Run, RunRecord]) -> Measured:
     runs = {run.seed: run for run in measuring_runs(cell, records)}
     started = {seed: records[run] for seed, run in runs.items() if run in records}
     values = {seed: record.value(cell.evaluation, cell.metric) for seed, record in started.items()}
@@ -81,16 +81,23 @@ def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
     - length, unit: planned length of the trainings that are measured, if it is the same
     - started_lengths: planned lengths of all trainings that were started
     - is_best, paper_is_best, paper_rank, rank: among the rows of the same attention
-    - difference, low, high, common_seeds: mean difference to the baseline over the common seeds with its 95%
-      confidence interval (Student t), and the number of these seeds
+    - difference, low, high, common_seeds, compared: difference to the baseline over the common seeds with its
+      interval among the rows of the same attention and column; see :meth:`Differences.between`
     """
-    found = {id(cell): _measure(cell, records) for cell in table.cells if not cell.parts}
+    found = {id(cell): measure(cell, records) for cell in table.cells if not cell.parts}
     found |= {id(x): _combine(x, [found[id(part)] for part in x.parts]) for x in table.cells if x.parts}
+    groups = {}
+    for cell in table.cells:
+        groups.setdefault((cell.attention, cell.column), []).append(cell)
+    differences = {
+        group: Differences({id(cell): found[id(cell)].values for cell in cells}, cells[0].metric)
+        for group, cells in groups.items()
+    }
     lines = []
     for cell in table.cells:
-        one, base = found[id(cell)], table.baseline(cell)
-        other = {} if base is None else found[id(base)].values
-        lines.append(_summarize_cell(cell, one) | difference(one.values, other))
+        among, base = differences[cell.attention, cell.column], table.baseline(cell)
+        differs = NO_DIFFERENCE if base is None else among.between(id(cell), id(base))
+        lines.append(_summarize_cell(cell, found[id(cell)]) | differs)
     summary = pd.DataFrame(lines)
     summary["is_ranked"] = summary["mean"].map(math.isfinite)
     _add_ranks(summary)
@@ -180,19 +187,6 @@ def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
     groups = summary.dropna(subset=["paper_rank", "rank"]).groupby(["attention", "column"])
     with np.errstate(invalid="ignore"):  # equal values
         return {group: rows["paper_rank"].corr(rows["rank"], min_periods=3) for group, rows in groups}
-
-
-def difference(ours: dict, base: dict) -> dict[str, float]:
-    """Returns the mean of ours - base over the common seeds, with its 95% confidence interval.
-
-    The arguments are {seed: value}. The result has the keys difference, low, high and common_seeds.
-    """
-    pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
-    mean = statistics.fmean(pairs) if pairs else math.nan
-    with np.errstate(invalid="ignore"):  # if a run diverged
-        error = pd.Series(pairs, dtype=float).sem()  # NaN for fewer than two seeds
-        half = stats.t.ppf(0.975, len(pairs) - 1) * error
-    return {"difference": mean, "low": mean - half, "high": mean + half, "common_seeds": len(pairs)}
 
 
 def values_by_metric(records: Collection[RunRecord]) -> dict[tuple[str, str], dict[int, float]]:

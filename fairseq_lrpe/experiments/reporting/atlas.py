@@ -24,7 +24,7 @@ from fairseq_lrpe.encodings import Context, encoding_options
 from fairseq_lrpe.experiments.definition.table import Row, Table, TableSpec, tables
 from fairseq_lrpe.experiments.reporting import blocks, encoding_kinds
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
-from fairseq_lrpe.experiments.reporting.answers import MEMORY, SPEED, answers
+from fairseq_lrpe.experiments.reporting.answers import MEMORY, SPEED, answers, causal_only
 from fairseq_lrpe.experiments.reporting.encoding_kinds import encoding_kind, overrides
 from fairseq_lrpe.experiments.reporting.records import read_runs, read_weights, shown_distances
 from fairseq_lrpe.experiments.reporting.renderers import format_number
@@ -181,6 +181,7 @@ def _position_entry(name, table, flags):
         aliases=[],
         source="not a method: a choice of token positions, which can be combined with encodings",
         kind=encoding_kinds.TOKEN_POSITIONS,
+        models="",
         formula=_as_html(TOKEN_POSITIONS[name]),
         flags=shown,
         parameters=parameters,
@@ -222,6 +223,7 @@ def _method_entry(name, modules):
         aliases=aliases(name)[1:],
         source="; ".join(METHODS[x].source for x in aliases(name)),
         kind=encoding_kind(name),
+        models="causal only" if causal_only(name) else "causal and bidirectional",
         formula=_as_html(inspect.getdoc(cls)),
         flags=" ".join(map(str, as_flags(flags))),
         parameters=sum(p.numel() for encoding in counted for p in encoding.parameters()),

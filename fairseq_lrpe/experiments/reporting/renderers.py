@@ -12,6 +12,8 @@ import pandas as pd
 from rich.console import Console
 from rich.markdown import Markdown
 
+from fairseq_lrpe.experiments.reporting.differences import LEAST_SEEDS
+
 TEXT_COLUMNS = "attention method changes state setting evaluation metric table title".split()
 """Columns that are aligned to the left; all others contain numbers."""
 MARKDOWN = str.maketrans({"|": r"\|"})
@@ -50,10 +52,12 @@ def format_number(mean: float, std: float | None, digits: int) -> str:
 
 
 def format_difference(of: object) -> str:
-    """Returns the result of ``aggregate.difference`` as text: "-1.75 [-11.28, +7.78] (2)"."""
-    digits = of.decimals
-    interval = f"[{of.low:+.{digits}f}, {of.high:+.{digits}f}] ({of.common_seeds})"
-    return f"{of.difference:+.{digits}f} {interval if of.common_seeds > 1 else '(1 seed: no interval)'}"
+    """Returns the result of ``Differences.between`` as text: "-1.75 [-11.28, +7.78] (3)"."""
+    digits, seeds = of.decimals, of.common_seeds
+    interval = f"[{of.low:+.{digits}f}, {of.high:+.{digits}f}] ({seeds})"
+    if seeds < LEAST_SEEDS:
+        interval = f"({seeds} seed{'s' * (seeds > 1)}: no interval)"
+    return f"{of.difference:+.{digits}f} {interval}"
 
 
 def _escaped(cells, replacements, bold):

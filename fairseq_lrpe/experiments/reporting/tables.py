@@ -1,29 +1,20 @@
-"""Prints tables of papers, all runs of an experiment, and comparisons of two runs."""
+"""Prints tables of papers and all runs of an experiment."""
 
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.run import Run, experiment_of, is_seed
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
-from fairseq_lrpe.experiments.reporting.records import (
-    RunRecord,
-    flat_texts,
-    read_run,
-    read_runs,
-    with_current_settings,
-)
+from fairseq_lrpe.experiments.reporting.differences import INTERVALS, corrected_for
+from fairseq_lrpe.experiments.reporting.records import RunRecord, read_runs, with_current_settings
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number, heading
 from fairseq_lrpe.utils.errors import UserError
-
-IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
-"""Settings in run.json that do not distinguish runs in a comparison."""
 
 
 def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
@@ -94,8 +85,8 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
     base = table.settings.baseline
     paired = summary[summary["common_seeds"] > 0]
     if len(paired):
-        title = f"Measured difference to {base} of the same attention, paired by seed: mean "
-        title += "[95% confidence interval, Student t] (common seeds)"
+        title = f"Measured difference to {base} of the same attention [{INTERVALS}]"
+        title += f" (common seeds), {corrected_for(paired['compared'])}"
         title += ", without leaving out the worst" * table.settings.drop_worst
         yield Section(title, _grid(paired, lambda cell: {"": renderers.format_difference(cell)}))
     elif base:
@@ -215,46 +206,3 @@ def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
             number = format_number(run.mean, run.std, int(run.decimals))
             line[heading(f"{run.evaluation} {run.metric}")] = number + count
     yield Section("", pd.DataFrame(list(lines.values())).fillna("-"))
-
-
-def read_seeds(folder: Path) -> list[RunRecord]:
-    """Returns the records of all seeds of a run, given its folder or that of a seed."""
-    parent = folder.parent if folder.name.startswith("seed-") else folder
-    results = next((path for path in parent.parents if experiment_of(parent / "seed-1", path)), None)
-    folders = sorted(path for path in parent.iterdir() if is_seed(path) and path.is_dir())
-    if results is None or not folders:
-        raise UserError(f"{folder} is not the folder of a run, such as results/lm/mini/linear_rope/seed-1")
-    records = [read_run(path, results) for path in folders]
-    if damaged := next((record for record in records if record.problem), None):
-        raise UserError(f"{damaged.folder} cannot be read: {damaged.problem}")
-    return records
-
-
-def different_settings(a: RunRecord, b: RunRecord) -> pd.DataFrame:
-    """Returns the settings in which two runs differ, with the columns setting, a and b."""
-    settings = [flat_texts(run.settings) for run in (a, b)]
-    frame = pd.DataFrame(settings, index=["a", "b"], dtype=object).T.fillna("-")
-    frame = frame[(frame["a"] != frame["b"]) & ~frame.index.isin(IGNORED)]
-    return frame.reset_index(names="setting")
-
-
-def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
-    """Yields the parts of a printed comparison of the runs in two folders."""
-    runs = [read_seeds(folder) for folder in (a, b)]
-    first = [records[0] for records in runs]
-    for name, records, record in zip("ab", runs, first, strict=True):
-        yield f"{name}: {record.folder.parent} (seeds {', '.join(str(of.run.seed) for of in records)})"
-    settings = different_settings(*first)
-    yield Section("settings that differ", settings) if len(settings) else "no settings differ"
-    ours, theirs = map(aggregate.values_by_metric, runs)
-    lines = []
-    for evaluation, metric in dict.fromkeys([*ours, *theirs]):
-        pair = [values.get((evaluation, metric), {}) for values in (ours, theirs)]
-        digits = first[0].kind.decimals.get(metric, 2)
-        means = [format_number(*aggregate.mean_and_std([*of.values()]), digits) if of else "-" for of in pair]
-        found = SimpleNamespace(**aggregate.difference(pair[1], pair[0]), decimals=digits)
-        change = renderers.format_difference(found) if found.common_seeds else "no common seed"
-        lines.append((evaluation, metric, *means, change))
-    title = "mean ± sample standard deviation; b - a: mean [95% confidence interval] (common seeds)"
-    frame = pd.DataFrame(lines, columns=["evaluation", "metric", "a", "b", "b - a"])
-    yield Section(title, frame) if lines else "neither run has measurements"

@@ -208,12 +208,12 @@ def test_markdown(runs, capsys):
         "| linear | Type1 | 1 | 2 |",
         "| linear | Spearman ρ |  | 0.50 |",
         "| attention | method | a valid |",
-        "| linear | RoPE | -7.00 [-9.48, -4.52] (3) |",  # of -8, -7 and -6
+        "| linear | RoPE | -7.02 [-12.99, -0.65] (3) |",  # of geometric means
         "| linear | Type1 | -6.00 (1 seed: no interval) |",
     ]
     assert "| softmax | SPE | - | - | 7.00 | - |" in text and "| softmax | RoPE | 1 | 1 |" in text
     assert "| softmax | Spearman ρ |  | needs 3" in text
-    assert "| softmax | RoPE | -3.50 [-22.56, +15.56] (2) |" in text  # -2 and -5
+    assert "| softmax | RoPE | -3.49 (2 seeds: no interval) |" in text  # -2 and -5
 
 
 def test_latex(runs, capsys):
@@ -227,7 +227,7 @@ def test_csv(runs, capsys):
     rows = {(r["attention"], r["row"], r["column"]): r for r in csv.DictReader(io.StringIO(text))}
     rope = rows["linear", "RoPE", "a_valid"]
     numbers = {"paper": 9, "mean": 95, "std": 3, "seeds": 3, "paper_rank": 2, "rank": 1}
-    numbers |= {"difference": -7, "low": -9.484138, "high": -4.515862, "common_seeds": 3}
+    numbers |= {"difference": -7.018516, "low": -12.988654, "high": -0.647892, "common_seeds": 3}
     assert {name: float(rope[name]) for name in numbers} == pytest.approx(numbers, rel=1e-6)
     type1 = rows["linear", "Type1", "a_valid"]
     assert rope["measured_on"] == "lm/big" and type1["std"] == type1["low"] == type1["high"] == ""
@@ -238,7 +238,7 @@ def test_csv(runs, capsys):
 def test_terminal_without_published_numbers(runs, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     text = output(capsys, runs, "--table", "some_figure")
-    assert "measured on lm/big (100 updates)" in text and "[-9.48, -4.52] (3)" in text and "|" not in text
+    assert "measured on lm/big (100 updates)" in text and "[-12.99, -0.65] (3)" in text and "|" not in text
     assert "has no numbers to rank by" in text and "(paper)" not in text
 
 

@@ -1,0 +1,127 @@
+"""The rule by which methods differ, for tables, the atlas, notes and ``lrpe compare``.
+
+The mean of a - b differs from 0 only if its simultaneous 95% interval excludes 0. The interval covers all
+pairs of the methods of a column at once, so that choosing the best of them needs no further correction. Its
+half width is the larger one of
+
+- Tukey (1949), Kramer (1956): ``q(k, sum(n_i - 1)) * sqrt(s² (1 / n + 1 / n) / 2)``, where s² is the variance
+  of the seeds, pooled over the k methods
+- Games & Howell (1976): ``q(k, ν) * sqrt((s_a² / n + s_b² / n) / 2)`` with Welch's degrees of freedom ν
+
+``q`` is the 95% quantile of the studentized range and n the number of seeds that a and b have in common.
+Either interval fails alone: the first one if the variances differ, the second one if three seeds agree by
+chance, as they do if each training either solves a task or does not. docs/experiments.md has the simulated
+error rates.
+"""
+
+import math
+from collections.abc import Hashable, Iterable, Mapping
+from functools import cache
+
+import numpy as np
+from scipy import integrate, special, stats
+
+LEVEL = 0.95
+LEAST_SEEDS = 3
+"""Fewest common seeds for which there is an interval."""
+INTERVALS = "simultaneous 95% interval of three or more seeds"
+LOGARITHMIC = ("perplexity",)
+"""Metrics that are compared by their logarithms; a perplexity is the exponential of a mean loss."""
+NO_DIFFERENCE = {"difference": math.nan, "low": math.nan, "high": math.nan, "common_seeds": 0, "compared": 0}
+POINTS = 800  # of the integrals over the range and over the standard deviation
+
+
+class Differences:
+    """The differences between the methods of a column.
+
+    Args:
+        values: {method: {seed: value}}; methods with fewer than three finite values do not count.
+        metric: name of the measurements.
+    """
+
+    def __init__(self, values: Mapping[Hashable, Mapping[int, float]], metric: str | None):
+        self.values = values
+        self.is_logarithmic = metric in LOGARITHMIC
+        samples = [self._transformed(of.values()) for of in values.values()]
+        finite = [x[np.isfinite(x)] for x in samples]
+        samples = [x for x in finite if len(x) >= LEAST_SEEDS]
+        self.methods = len(samples)
+        self.freedom = sum(len(x) - 1 for x in samples)
+        squares = sum(x.var(ddof=1) * (len(x) - 1) for x in samples)
+        self.variance = squares / self.freedom if self.freedom else math.nan
+
+    def between(self, ours: Hashable, base: Hashable) -> dict[str, float]:
+        """Returns the difference ours - base over the common seeds with its simultaneous interval.
+
+        The result has the keys difference, low, high, common_seeds, and compared, the number of methods for
+        whose comparisons the interval is corrected. The interval is NaN for fewer than three common seeds.
+        Differences of perplexities are those of the geometric means.
+        """
+        seeds = [seed for seed in self.values[ours] if seed in self.values[base]]
+        if not seeds:
+            return NO_DIFFERENCE
+        a, b = (self._transformed(self.values[x][seed] for seed in seeds) for x in (ours, base))
+        with np.errstate(invalid="ignore"):  # if a run diverged
+            mean = a.mean() - b.mean()
+            half = self._half_width(a, b)
+            found = np.array([mean, mean - half, mean + half])
+            if self.is_logarithmic:
+                found = np.exp(b.mean()) * np.expm1(found)
+        difference, low, high = found.tolist()
+        found = {"difference": difference, "low": low, "high": high}
+        return found | {"common_seeds": len(seeds), "compared": self.methods}
+
+    def is_different(self, ours: Hashable, base: Hashable) -> bool:
+        found = self.between(ours, base)
+        return found["low"] > 0 or found["high"] < 0
+
+    def _transformed(self, values):
+        numbers = np.array([*values], dtype=float)
+        with np.errstate(invalid="ignore", divide="ignore"):  # if a run diverged
+            return np.log(numbers) if self.is_logarithmic else numbers
+
+    def _half_width(self, a, b):
+        if len(a) < LEAST_SEEDS or not np.isfinite([*a, *b]).all():
+            return math.nan
+        errors = np.array([a.var(ddof=1), b.var(ddof=1)]) / len(a)
+        pooled = quantile(self.methods, self.freedom) * math.sqrt(self.variance / len(a))
+        if not errors.any():
+            return pooled
+        freedom = errors.sum() ** 2 / (errors**2).sum() * (len(a) - 1)
+        own = quantile(self.methods, math.floor(freedom * 10 + 1e-9) / 10) * math.sqrt(errors.sum() / 2)
+        return max(pooled, own)
+
+
+def corrected_for(methods: Iterable[int]) -> str:
+    """Returns for which comparisons intervals are corrected, given the numbers of methods of columns."""
+    counts = sorted({number for number in methods if number > 1})
+    if not counts:
+        return "fewer than three seeds: no intervals"
+    return f"corrected for all pairs of {' or '.join(map(str, counts))} methods of a column and attention"
+
+
+@cache
+def quantile(methods: int, freedom: float) -> float:
+    """Returns the 95% quantile of the studentized range of ``methods`` means.
+
+    scipy.stats.studentized_range.ppf returns the same within 0.1%, but takes a second for each value.
+    """
+    ranges, probabilities = _range_distribution(methods)
+    levels = (np.arange(POINTS) + 0.5) / POINTS
+    deviations = np.sqrt(stats.chi2.ppf(levels, freedom) / freedom)
+    low, high = 0.0, 1000.0
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        is_below = np.interp(middle * deviations, ranges, probabilities).mean() < LEVEL
+        low, high = (middle, high) if is_below else (low, middle)
+    return high
+
+
+@cache
+def _range_distribution(methods):
+    """Returns ranges and the probabilities that the range of standard normal numbers is smaller."""
+    ranges = np.linspace(0, 12, POINTS)
+    smallest = np.linspace(-9, 9, POINTS)
+    inside = special.ndtr(smallest + ranges[:, None]) - special.ndtr(smallest)
+    density = methods * stats.norm.pdf(smallest) * inside ** (methods - 1)
+    return ranges, integrate.trapezoid(density, smallest, axis=1)
