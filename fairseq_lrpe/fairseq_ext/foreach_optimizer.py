@@ -13,6 +13,9 @@ from fairseq import optim
 from fairseq.optim.adam import Adam
 from torch import Tensor
 
+CPU_ELEMENTS = 2**18
+"""Number of elements of the parameters that a CPU updates together, which stay in its cache."""
+
 
 def adam_step(step: Callable, optimizer: Adam, closure: Callable | None = None):
     """Performs a step of fairseq's Adam for all parameters that have had the same number of steps together.
@@ -25,7 +28,8 @@ def adam_step(step: Callable, optimizer: Adam, closure: Callable | None = None):
     loss = None if closure is None else closure()
     for group in optimizer.param_groups:
         for number, parameters in _count_steps(optimizer, group).items():
-            _update(optimizer, group, parameters, number)
+            for part in _parts(parameters):
+                _update(optimizer, group, part, number)
     return loss
 
 
@@ -56,6 +60,21 @@ def _count_steps(optimizer, group):
         state["step"] += 1
         found.setdefault(state["step"], []).append(parameter)
     return found
+
+
+def _parts(parameters):
+    """Splits parameters on a CPU into parts of about CPU_ELEMENTS; a GPU updates all of them together."""
+    if parameters[0].device.type != "cpu":
+        return [parameters]
+    parts = []
+    size = CPU_ELEMENTS
+    for parameter in parameters:
+        if size + parameter.numel() > CPU_ELEMENTS:
+            parts.append([])
+            size = 0
+        parts[-1].append(parameter)
+        size += parameter.numel()
+    return parts
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fairseq_lrpe.models  # noqa: F401  (patches fairseq)
+from fairseq_lrpe.fairseq_ext import foreach_optimizer
 from fairseq_lrpe.fairseq_ext.foreach_optimizer import adam_step, total_norm
 
 SHAPES = [(64, 48), (64,), (7, 3), ()] * 5
@@ -60,10 +61,12 @@ def adam(step, dtype, some, **options):
     return [*params, *averages], steps, operations.counts
 
 
+@pytest.mark.parametrize("elements", [64, 2**18])  # a CPU updates parts of the parameters of this size
 @pytest.mark.parametrize("some", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"amsgrad": True}])
-def test_adam(options, dtype, some):
+def test_adam(options, dtype, some, elements, monkeypatch):
+    monkeypatch.setattr(foreach_optimizer, "CPU_ELEMENTS", elements)
     expected, expected_steps, _ = adam(FAIRSEQ_STEP, dtype, some, **options)
     found, steps, _ = adam(lambda optimizer: adam_step(FAIRSEQ_STEP, optimizer), dtype, some, **options)
     assert steps == expected_steps
