@@ -21,16 +21,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, file_io, options, utils
+from fairseq import checkpoint_utils, file_io, optim, options, utils
 from fairseq.data import EpochBatchIterator, bucket_pad_length_dataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import ema
 from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq.optim import adam
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 from torch.utils.data import DataLoader
 
-from fairseq_lrpe.fairseq_ext import epoch_position
+from fairseq_lrpe.fairseq_ext import epoch_position, foreach_optimizer
 from fairseq_lrpe.fairseq_ext.checkpoint_task import restore_task
 from fairseq_lrpe.fairseq_ext.data_workers import end_workers_that_cannot_send
 from fairseq_lrpe.fairseq_ext.ema import ExactEMA, load_checkpoint_with_average
@@ -65,8 +66,16 @@ def apply(
     # fairseq copies checkpoints in place, so a killed training leaves a truncated file.
     if file_io.IOPathManager is None:  # an IOPathManager may copy to remote storage
         file_io.PathManager.copy = staticmethod(_copy_atomically)
-    # fairseq passes all gradients to one kernel of Apex, which reads them as numbers of one dtype.
-    _wrap(utils, "multi_tensor_total_norm", _norm_of_each_dtype)
+    if utils.multi_tensor_l2norm_available:
+        # fairseq passes all gradients to one kernel of Apex, which reads them as numbers of one dtype.
+        _wrap(utils, "multi_tensor_total_norm", _norm_of_each_dtype)
+    else:
+        # Without Apex, fairseq starts several operations for each parameter.
+        utils.multi_tensor_l2norm_available = True
+        utils.multi_tensor_total_norm = foreach_optimizer.total_norm
+    # Starting these operations takes a GPU longer than executing them.
+    _wrap(adam.Adam, "step", foreach_optimizer.adam_step)
+    optim.FP16Optimizer = foreach_optimizer.FP16Optimizer
     # fairseq also compares the unused end of its token buffer, so --no-repeat-ngram-size has no effect.
     _wrap(NGramRepeatBlock, "_no_repeat_ngram", _block_generated_ngrams)
     # fairseq selects a TPU for --bf16, and evaluates checkpoints without the task that they were trained on.
