@@ -79,8 +79,8 @@ def with_time_limit(command: list[str], checkpoint: dict | None) -> list[str]:
 
 
 def _value(command, flag):
-    """Returns the number that a command gives a flag, possibly abbreviated, or None."""
-    parser = ArgumentParser(add_help=False)
+    """Returns the number that a command gives a flag, or None."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(flag, type=float, dest="value")
     return parser.parse_known_args(command)[0].value
 

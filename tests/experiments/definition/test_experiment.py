@@ -181,6 +181,10 @@ VALID = "kind: lm\ndata: x\nbatch: {total: 8, per_gpu: 8}\n"
     ("defaults: lm/nowhere", "defaults: lm/nowhere does not exist"),
     ("defaults: lm/own", "defaults: lm/own extends this file itself"),
     ("a: [", "is not valid YAML: "),
+    (f"{VALID}train: {{user-dir: x}}", "train: user-dir: names of flags have underscores: write user_dir"),
+    (f"{VALID}by_method: {{rope: {{max-update: 3}}}}", "by_method.rope: max-update: names of flags have"),
+    (f"{VALID}evaluate: {{flags: {{gen-subset: x}}}}", "evaluate.flags: gen-subset: names of flags have"),
+    (f"{VALID}evaluate: {{flags: {{path: x}}}}", "evaluate.flags: path cannot be set, because lrpe"),
     (f"{VALID}evaluations: {{training: {{split: test}}}}", "evaluations: the name 'training' is reserved"),
 ])  # fmt: skip
 def test_errors_name_file_and_key(text, message, tmp_path, monkeypatch):

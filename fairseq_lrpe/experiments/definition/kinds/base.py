@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from omegaconf import DictConfig
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.definition.schema import Model
@@ -25,9 +25,31 @@ class Batch(Model):
     unit: Literal["sequences", "tokens"] = "sequences"
 
 
+def check_flags(flags: dict[str, Any]) -> dict[str, Any]:
+    """Raises UserError if the name of a flag is written with dashes, as on a command line."""
+    for name in flags:
+        if "-" in name:
+            raise UserError(f"{name}: names of flags have underscores: write {name.replace('-', '_')}")
+    return flags
+
+
+Flags = Annotated[dict[str, Any], AfterValidator(check_flags)]
+"""{flag of fairseq's command with underscores: value}; true is a flag without a value, null omits it."""
+EVALUATION_FLAGS = "user_dir path task cpu distributed_world_size log_format gen_subset valid_subset".split()
+"""Flags of fairseq's commands that an evaluation sets."""
+
+
 class Evaluate(Model):
     checkpoint: str = "checkpoint_best.pt"
-    flags: dict[str, Any] = {}  # additional flags of fairseq's command
+    flags: Flags = {}  # additional flags of fairseq's command
+
+    @field_validator("flags")
+    @classmethod
+    def check_own_flags(cls, flags: dict) -> dict:
+        for name in EVALUATION_FLAGS:
+            if name in flags:
+                raise UserError(f"{name} cannot be set, because lrpe chooses its value: omit it")
+        return flags
 
 
 class Evaluation(Model):
@@ -44,9 +66,8 @@ class Settings(Model, Generic[EvaluationType]):
     source: str = ""  # paper and table from which the settings are taken
     data: str  # folder of binarized data, relative to the repository
     batch: Batch
-    # {flag of fairseq-train with underscores: value}; true is a flag without a value, null omits the flag.
-    train: dict[str, Any] = {}
-    by_method: dict[str, dict[str, Any]] = {}  # {method: additional flags}
+    train: Flags = {}
+    by_method: dict[str, Flags] = {}  # {method: additional flags}
     seeds: list[int] = [1]
     evaluate: Evaluate = Evaluate()
     evaluations: dict[str, EvaluationType | None] = {}  # {name: settings}; null omits the evaluation
