@@ -1,6 +1,5 @@
 """Attention and encodings in models that do not use fairseq, and the examples of docs/own_models.md."""
 
-import copy
 import itertools
 import re
 
@@ -18,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding, attention_bias, linear
 from fairseq_lrpe.encodings import ENCODINGS, START, Context, Encoding, build_encoding, dape
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.position_index import PositionIndex, grid_position_index
+from fairseq_lrpe.ops.position_index import grid_position_index
 
 B, H, D, L = 2, 2, 8, 12
 E = H * D
@@ -347,82 +346,6 @@ def test_documented_effects_of_padding():
                     (absolute if start == 0 else gaps).add(name)
     assert absolute == {"spe", "conv_spe", "fire", "tupe", "rope_values", "fope"}
     assert set(ENCODINGS) - gaps == {"none", "fox", "gla", "cope", "stick_breaking"}
-
-
-def hugging_face():
-    pytest.importorskip("transformers")
-    names = example("AttentionInterface.register")
-    names["model"].double().eval()
-    return names
-
-
-def test_example_of_hugging_face():
-    model = hugging_face()["model"]
-    theirs = copy.deepcopy(model)
-
-    class Ours(nn.Module):
-        def __init__(self, attention):
-            super().__init__()
-            self.module = SoftmaxAttention(64, 4, attention.encoding).double()
-            weights, biases = attention.c_attn.weight.split(64, 1), attention.c_attn.bias.split(64)
-            parts = self.module.q_proj, self.module.k_proj, self.module.v_proj, self.module.out_proj
-            weights, biases = (*weights, attention.c_proj.weight), (*biases, attention.c_proj.bias)
-            for part, weight, bias in zip(parts, weights, biases, strict=True):
-                part.weight, part.bias = nn.Parameter(weight.T), nn.Parameter(bias)
-
-        def forward(self, x, *_, **__):
-            return self.module(x), None
-
-    for layer in theirs.transformer.h:
-        layer.attn = Ours(layer.attn)
-    tokens = torch.randint(99, (2, 20))
-    with torch.no_grad():
-        whole = model(tokens).logits
-        assert_same(whole, theirs(tokens).logits)
-        cache, steps = None, []
-        for token in tokens.split(1, dim=1):
-            out = model(token, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            steps.append(out.logits)
-    assert_same(torch.cat(steps, dim=1), whole)
-    model(tokens).logits.sum().backward()
-    assert all(layer.attn.encoding.theta.grad.abs().max() > 0 for layer in model.transformer.h)
-
-
-@pytest.mark.parametrize("cache, search", [({}, {"num_beams": 3}), ({"cache_implementation": "static"}, {})])
-def test_generation_with_hugging_face_equals_that_without_a_cache(cache, search):
-    model = hugging_face()["model"]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad and parameter.dim() > 1:
-                parameter.normal_(std=0.08)
-    prompts, mask = torch.randint(1000, (3, 12)), torch.ones(3, 12, dtype=torch.int64)
-    prompts[1, :5], mask[1, :5] = 0, 0
-
-    def generate(prompts, mask, **options):
-        options |= {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-        return model.generate(prompts, attention_mask=mask, **options, **search)[:, prompts.size(1) :]
-
-    expected = generate(prompts, mask, use_cache=False)
-    assert generate(prompts, mask, **cache).equal(expected)
-    assert generate(prompts[1:2, 5:], mask[1:2, 5:], **cache).equal(expected[1:2])
-
-
-def test_attention_masks_of_hugging_face():
-    names, tokens = hugging_face(), torch.randint(99, (2, 8))
-    model = names["model"]
-    window = (visible(True, 8) & ~visible(True, 8).tril(-3)).expand(2, 1, 8, 8)
-    masks = window, torch.where(window, 0.0, -1e9).double()
-    boolean, added = (model(tokens, attention_mask=mask).logits for mask in masks)
-    assert_same(boolean, added)
-    assert not torch.allclose(boolean, model(tokens).logits)
-    index = PositionIndex(torch.arange(8), torch.arange(8), 7)
-    block_of = model.transformer.h[0]
-    x = randn(2, 4, 8, 16)
-    o, _ = names["encoded_attention"](block_of.attn, x, x, x, window)
-    q, k = block_of.attn.encoding(x, x, Context(index, index))
-    expected = F.scaled_dot_product_attention(q, k, x, attn_mask=window, scale=block_of.attn.encoding.scale)
-    assert_same(o, expected.transpose(1, 2))
 
 
 class Slope(Encoding):
