@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lrpe.attention.rows import reordered_rows
 from fairseq_lrpe.attention.state import check_dtypes, dtype_names, own_storage
 from fairseq_lrpe.encodings import Context, Encoding, build_encoding
 from fairseq_lrpe.ops.autograd import with_zero_gradient
@@ -224,9 +225,9 @@ class SelfAttention(nn.Module):
         """
         order = integer_positions(order, "order")
         past, length, inputs, feature_sum = state
-        inputs, feature_sum = _reordered(inputs, order), _reordered(feature_sum, order)
+        inputs, feature_sum = reordered_rows(inputs, order), reordered_rows(feature_sum, order)
         # The rows of ``past`` are still in the order in which they were computed.
-        of_past = order if past["order"] is None else _reordered(past["order"], order)
+        of_past = order if past["order"] is None else reordered_rows(past["order"], order)
         return AttentionState({**past, "order": of_past}, length, inputs, feature_sum)
 
     def restart_positions(self, state: AttentionState) -> AttentionState:
@@ -269,29 +270,6 @@ class SelfAttention(nn.Module):
         if padding is not None:
             features = features.masked_fill(padding[:, None, :, None], 0.0)
         return features, x[:, x.size(1) - length :]
-
-
-def select_rows(x: Tensor | None, order: Tensor | None) -> Tensor | None:
-    """Returns the rows ``order`` of x, or x if one of them is None, or if there is a single row."""
-    if x is None or order is None or len(x) == len(order) == 1:
-        return x
-    return x.index_select(0, order)
-
-
-def _reordered(x: Tensor | None, order: Tensor) -> Tensor | None:
-    """Returns the rows ``order`` of x. Sums in float64 are on the CPU if the device has no float64."""
-    return None if x is None else select_rows(x, order.to(x.device))
-
-
-def append_rows(past: Tensor, order: Tensor | None, new: Tensor) -> Tensor:
-    """Returns (B', H, n + L, d), which is ``past`` (B, H, n, d) in row order ``order``, then ``new``."""
-    if order is None or past.requires_grad or new.requires_grad:
-        return torch.cat([select_rows(past, order), new], dim=2)
-    length = past.size(2)
-    out = new.new_empty(*new.shape[:2], length + new.size(2), *new.shape[3:])
-    torch.index_select(past, 0, order, out=out[:, :, :length])
-    out[:, :, length:] = new
-    return out
 
 
 def _check_mask(mask, batch, lengths):

@@ -6,14 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.base import (
-    STATE_REMEDY,
-    AttentionState,
-    SelfAttention,
-    append_rows,
-    complete_state,
-    select_rows,
-)
+from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention, complete_state
+from fairseq_lrpe.attention.rows import append_rows, select_rows
 from fairseq_lrpe.encodings import Context, Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention

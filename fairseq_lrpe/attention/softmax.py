@@ -6,7 +6,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from fairseq_lrpe.attention.base import STATE_REMEDY, SelfAttention, append_rows, select_rows
+from fairseq_lrpe.attention.base import STATE_REMEDY, SelfAttention
+from fairseq_lrpe.attention.rows import append_rows, select_rows
 from fairseq_lrpe.encodings import Encoding, prepare_scores
 from fairseq_lrpe.ops.autograd import KeepLayout, apply, is_exporting, recompute
 

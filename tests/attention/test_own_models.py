@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding, attention_bias, linear
 from fairseq_lrpe.encodings import ENCODINGS, START, Context, Encoding, build_encoding, dape
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.position_index import grid_position_index
+from fairseq_lrpe.ops.position_index import PositionIndex, grid_position_index
 
 B, H, D, L = 2, 2, 8, 12
 E = H * D
