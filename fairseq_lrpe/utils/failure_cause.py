@@ -106,8 +106,8 @@ def write_error(log: Path) -> OSError | None:
 
 def signal_text(lines: list[str], exit_code: int) -> str | None:
     """Returns the signal that killed the command, or torchrun's first process that failed; else None."""
-    reported = (FAILED_PROCESS.search(line) for line in lines)
-    codes = [exit_code, *(int(match[1]) for match in reported if match)]
+    reported = [match for match in map(FAILED_PROCESS.search, lines) if match]
+    codes = [exit_code, *(int(match[1]) for match in reported)]
     code = next((code for code in codes if code < 0), None)
     if code is None or -code == signal.SIGABRT:  # its reason is printed before
         return None

@@ -14,6 +14,8 @@ from fairseq_lrpe.data.corpora import CORPORA
 from fairseq_lrpe.utils.errors import UserError
 
 FOLDER = Path(data_prep.__file__).parent
+OTHERS = {"--num-classes", "--regression-target", "--user-dir", "--shm-size"}
+"""Options of fairseq-train and, in the message about a small /dev/shm, of docker."""
 MODULES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py"))
 
 
@@ -40,7 +42,7 @@ def test_options_in_messages_exist(module):
     known = set(options.get_preprocessing_parser()._option_string_actions)
     for name in names or CORPORA:
         known |= flags_of(name)
-    assert named(FOLDER / module) <= known | {"--num-classes", "--regression-target", "--user-dir"}
+    assert named(FOLDER / module) <= known | OTHERS
 
 
 def test_a_download_of_bpe_files_that_fails_names_their_option(monkeypatch, tmp_path):

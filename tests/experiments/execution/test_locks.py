@@ -3,11 +3,15 @@
 import errno
 import fcntl
 import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+from support.tiny import REPOSITORY
 
 from fairseq_lrpe.experiments.execution.run_directory import LocksUnsupported, is_locked, locked
-from fairseq_lrpe.utils.errors import UserError
 
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -28,27 +32,37 @@ def test_file_system_without_locks(number, tmp_path, monkeypatch):
     assert not is_locked(tmp_path / "run")
 
 
+OTHER_USER = """
+import os, sys
+from pathlib import Path
+from fairseq_lrpe.experiments.execution.run_directory import is_locked, locked
+from fairseq_lrpe.utils.errors import UserError
+
+folder = Path(sys.argv[1])
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(12345)
+    os.setuid(12345)
+assert not is_locked(folder)
+try:
+    with locked(folder):
+        print("locked")
+except UserError as error:
+    print(error)
+"""
+
+
 def test_folder_of_another_user(tmp_path):
-    """In a fork without the rights of root, to whom permissions do not apply."""
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
+    """In a process without the rights of root, to whom permissions do not apply."""
+    top = Path(tempfile.gettempdir())
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.is_relative_to(top) and folder != top:
+            folder.chmod(0o755)
     with locked(tmp_path):
         pass
     (tmp_path / "lock").chmod(0o400 if os.geteuid() else 0o600)
-    child = os.fork()
-    if child == 0:
-        os._exit(_try_as_other_user(tmp_path))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def _try_as_other_user(folder):
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(12345)
-        os.setuid(12345)
-    try:
-        with locked(folder):
-            return 1
-    except UserError as error:
-        expected = f"{folder} cannot be written (Permission denied): make the folder and its files writable"
-        return 0 if str(error).startswith(expected) and not is_locked(folder) else 2
+    command = [sys.executable, "-c", OTHER_USER, str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    message = f"{tmp_path} cannot be written (Permission denied): make the folder and its files writable"
+    assert done.stdout.startswith(message)
