@@ -63,8 +63,9 @@ class ReportedBatch:
         least = 0
         before = self.last_entry
         if before and before["epoch"] == entry["epoch"] and not _ends_epoch(entry):
-            missing = self.batch.per_gpu - 1
-            least = total - missing / (entry["num_updates"] - before["num_updates"])
+            # After a gradient overflow in half precision, fairseq logs the same number of updates again.
+            updates = max(1, entry["num_updates"] - before["num_updates"])
+            least = total - (self.batch.per_gpu - 1) / updates
         if not least - ROUNDING <= entry["bsz"] <= total + ROUNDING:
             self._compare("sequences per update", entry["bsz"], total)
 

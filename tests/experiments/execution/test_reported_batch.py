@@ -68,6 +68,7 @@ def inner(updates, bsz, update):
     ([inner(10, 128, 0.1), inner(20, 127.2, 0.2)], "reports 127.2 sequences per update instead of 128"),
     ([inner(10, 256, 0.1)], "reports 256 sequences per update instead of 128"),
     ([inner(10, 64, 0.1)], None),  # it may contain the end of an epoch before a resumption
+    ([inner(0, 128, 0.1), inner(0, 121, 0.1)], None),  # a gradient overflowed
     ([inner(10, 128, 0.9), inner(20, 100, 1.0)], None),  # the last update of the epoch
 ])  # fmt: skip
 def test_report_of_fairseq_is_compared(lines, message):
