@@ -337,6 +337,8 @@ def run_training(job: Job, command: list[str], log: Log) -> dict | None:
                 raise
     if not log.path.exists():  # the training was copied
         return None
+    if job.lock is None:  # the node that holds the lock records the ending
+        return None
     logged = run_directory.entry_updates(log.entries[-1]) if log.entries else 0
     return endings.find_ending(log.path, command, max(completed, logged), job.updates)
 
