@@ -10,7 +10,6 @@ from support.documents import block
 from support.pairwise_scores import heads, in_parts, score_of_pair
 from support.tensors import assert_same, perturbed, randn, with_gradients
 from support.tiny import REPOSITORY
-from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -346,43 +345,6 @@ def test_documented_effects_of_padding():
                     (absolute if start == 0 else gaps).add(name)
     assert absolute == {"spe", "conv_spe", "fire", "tupe", "rope_values", "fope"}
     assert set(ENCODINGS) - gaps == {"none", "fox", "gla", "cope", "stick_breaking"}
-
-
-class Slope(Encoding):
-    """A learned decay of each head."""
-
-    name, float32_parameters = "slope", ("slope",)
-
-    def __init__(self, **shared):
-        super().__init__(**shared)
-        self.slope = nn.Parameter(torch.full((self.num_heads,), 0.1))
-
-    def log_decay(self, context=START):
-        return -self.slope
-
-
-@pytest.mark.parametrize("attention, name", [
-    *((LinearAttention, name) for name in ("lrpe_decay", "slope")),
-    *((SoftmaxAttention, name) for name in ("lrpe_decay", "slope", "kerple", "dape")),
-])  # fmt: skip
-def test_sharded_encodings_have_parameters_in_float32(attention, name):
-    """FSDP of the documented form, with one process."""
-    shard, shared = example("def shard(model)")["shard"], {"num_heads": H, "head_dim": D, "causal": True}
-    encoding = Slope(**shared) if name == "slope" else build_encoding(name, **shared, layers=2)
-    model, seen, x = nn.Sequential(attention(E, H, encoding)), [], torch.randn(B, L, E)
-    expected = torch.autograd.grad(model(x).square().sum(), encoding.parameters())
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        with torch.distributed.device_mesh.init_device_mesh("cpu", (1,)):
-            shard(model)
-        encoding.register_forward_pre_hook(lambda *_: seen.extend(p.dtype for p in encoding.parameters()))
-        out = model(x)
-        out.float().square().sum().backward()
-    finally:
-        torch.distributed.destroy_process_group()
-    assert set(seen) == {torch.float32} and out.dtype == torch.bfloat16
-    for parameter, exact in zip(encoding.parameters(), expected, strict=True):
-        assert (parameter.grad.full_tensor() - exact).norm() < 0.05 * exact.norm()
 
 
 @every

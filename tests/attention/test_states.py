@@ -6,14 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
 from support.documents import block
-from support.tensors import randn
 from support.tiny import REPOSITORY
-from torch import distributed, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
@@ -120,58 +117,6 @@ def test_restarted_states_are_accepted():
     for length in (1, 8):
         _, state = module(x[:, :length], return_state=True)
         assert module(x[:, 8:], state=module.restart_positions(state)).shape == (B, 1, E)
-
-
-@contextmanager
-def one_process():
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        with distributed.device_mesh.init_device_mesh("cpu", (1,)):
-            yield
-    finally:
-        distributed.destroy_process_group()
-
-
-def shard_function():
-    names = {}
-    exec(block("python", "def shard(model)"), names)
-    return names["shard"]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("attention, name, options", [
-    (LinearAttention, "none", {}),
-    (LinearAttention, "rope", {"linear_norm": "content"}),
-    (LinearAttention, "fox", {"feature_map": "exp"}),
-    (LinearAttention, "selective_rope_fox", {"linear_norm": "layernorm"}),
-    (SoftmaxAttention, "path_fox", {}),
-])  # fmt: skip
-def test_sharded_models_decode_with_states_in_their_dtypes(attention, name, options):
-    """800 steps in bfloat16 are those of the module that is not sharded; sums in bfloat16 stop to grow."""
-    module = attention(E, H, name, causal=True, **options).eval()
-    expected_module, x = copy.deepcopy(module).bfloat16(), randn(1, 800, E).float()
-    with one_process():
-        sharded, state, expected_state = shard_function()(module), None, None
-        for token in x.split(1, dim=1):
-            y, state = sharded(token, state=state, return_state=True)
-            expected, expected_state = expected_module(
-                token.bfloat16(), state=expected_state, return_state=True
-            )
-        dtypes, expected_dtypes = ([t.dtype for t in tensors(s)] for s in (state, expected_state))
-    assert dtypes == expected_dtypes and torch.float32 in dtypes
-    torch.testing.assert_close(y, expected, rtol=0.05, atol=0.02)
-
-
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_models_of_half_precision_are_sharded(name):
-    attention = LinearAttention if ENCODINGS[name].decomposable else SoftmaxAttention
-    model = nn.Sequential(attention(E, H, name, causal=True, layers=2, max_positions=64)).bfloat16()
-    with one_process():
-        shard_function()(model)
-        y = model(torch.randn(B, 9, E))
-        y.float().sum().backward()
-    assert y.dtype == torch.bfloat16 and y.isfinite().all()
-    assert all(p.grad is not None for p in model.parameters())
 
 
 @pytest.mark.slow
