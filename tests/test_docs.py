@@ -145,7 +145,9 @@ def test_command_is_parsed(command, monkeypatch):
 
 
 def parts_of_blocks():
-    trees = [ast.parse(path.read_text()) for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    tests = REPOSITORY / "tests"
+    paths = [*tests.rglob("test_*.py"), *tests.rglob("*_cases.py")]
+    trees = [ast.parse(path.read_text()) for path in paths]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     calls = [call for call in calls if getattr(call.func, "id", "") in ("block", "example")]
     return {node.value for call in calls for node in ast.walk(call) if isinstance(node, ast.Constant)}
