@@ -7,6 +7,7 @@ of completed updates. A training that its time limit stopped has no ending, beca
 import json
 import re
 from argparse import ArgumentParser
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fairseq_lrpe.utils.errors import UserError
@@ -26,24 +27,38 @@ MESSAGES = {
 START = "$ "  # precedes the command in a log; see ``run_command``
 
 
-def last_reason(log: Path) -> str | None:
-    """Returns why the last training in a log ended early, or None if the log does not say."""
-    reason = None
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
+def log_sizes(folder: Path) -> dict[Path, int]:
+    """Returns {log of fairseq-train: its size in bytes}; each node of a training writes one."""
+    return {path: path.stat().st_size for path in sorted(folder.glob("train*.log"))}
+
+
+def last_training(log: Path) -> list[str]:
+    """Returns the lines that the last training in a log has written."""
+    lines = []
+    with log.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
             if line.startswith(START):
-                reason = None
+                lines.clear()
+            lines.append(line)
+    return lines
+
+
+def last_reason(logs: Iterable[Path]) -> str | None:
+    """Returns why the last training in the logs of its nodes ended early, or None if none of them says."""
+    reason = None
+    for log in logs:
+        for line in last_training(log):
             for name, message in MESSAGES.items():
                 if message.search(line):
                     reason = name
     return reason
 
 
-def find_ending(log: Path, command: list[str], reached: int, planned: int) -> dict | None:
+def find_ending(logs: Sequence[Path], command: list[str], reached: int, planned: int) -> dict | None:
     """Returns {"updates", "reason"} of a training that ended early for good, and None after all updates.
 
     Args:
-        log: the log of fairseq-train.
+        logs: the logs of fairseq-train, one for each node.
         command: the command that was executed.
         reached: the number of completed updates.
         planned: the number of updates of the experiment.
@@ -51,7 +66,7 @@ def find_ending(log: Path, command: list[str], reached: int, planned: int) -> di
     Raises:
         UserError: if the training has to be continued.
     """
-    reason = last_reason(log)
+    reason = last_reason(logs)
     if reached >= planned and reason != DIVERGED:
         return None
     if reason is None and _value(command, "--max-epoch"):
@@ -60,7 +75,8 @@ def find_ending(log: Path, command: list[str], reached: int, planned: int) -> di
         raise UserError(f"{reason} stopped the training before its first update: change its value")
     if reason in (*FINAL, "max_epoch"):
         return {"updates": reached, "reason": reason}
-    cause = "the time limit --stop-time-hours" if reason == TIME_LIMIT else f"an unknown cause, see {log}"
+    unknown = f"an unknown cause, see {', '.join(map(str, logs))}"
+    cause = "the time limit --stop-time-hours" if reason == TIME_LIMIT else unknown
     raise UserError(
         f"stopped at {reached:,} of {planned:,} updates by {cause}: run the same command again to continue"
     )

@@ -7,6 +7,7 @@ If the training ended before its last update, this file has {"ended"}; see ``end
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -327,20 +328,28 @@ def run_training(job: Job, command: list[str], log: Log) -> dict | None:
     job.say(shlex.join(command))
     # fairseq would train a finished model for one more update.
     completed = run_directory.completed_updates(job.folder / "checkpoints")
-    before = endings.last_reason(log.path) if log.path.exists() else None
-    if completed < job.updates and before not in endings.FINAL:
+    sizes = endings.log_sizes(job.folder)
+    logs = list(sizes)
+    if completed < job.updates and endings.last_reason(logs) not in endings.FINAL:
+        failed = None
         try:
             with show_training(job, log) as record:
                 job.run_command(command, log.path, ReportedBatch(job, log.parse).before(record))
-        except CommandFailed:
-            if endings.last_reason(log.path) != endings.DIVERGED:
-                raise
-    if not log.path.exists():  # the training was copied
-        return None
+        except CommandFailed as error:
+            failed = error
+        now = endings.log_sizes(job.folder)
+        logs = [path for path, size in now.items() if size != sizes.get(path)]
+        if failed and endings.last_reason(logs) != endings.DIVERGED:
+            raise failed
     if job.lock is None:  # the node that holds the lock records the ending
         return None
-    logged = run_directory.entry_updates(log.entries[-1]) if log.entries else 0
-    return endings.find_ending(log.path, command, max(completed, logged), job.updates)
+    if not logs:  # the training was copied
+        return None
+    # The node that holds the lock is not always the one of rank 0, whose log has the metrics.
+    lines = itertools.chain.from_iterable(map(endings.last_training, logs))
+    entries = filter(None, map(log.parse, lines))
+    reached = max(map(run_directory.entry_updates, entries), default=0)
+    return endings.find_ending(logs, command, max(completed, reached), job.updates)
 
 
 def run_worker(job: Job) -> None:

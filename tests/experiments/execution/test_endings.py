@@ -4,11 +4,13 @@ import json
 import math
 
 import pytest
-from support.tiny import SMALL_LM, output_of, read, run_here
+from support.tiny import SMALL_LM, job_of, output_of, read, run_here
 
 from fairseq_lrpe.cli import results, train
-from fairseq_lrpe.experiments.execution import endings, run_directory
+from fairseq_lrpe.experiments.execution import endings, run_directory, runner
+from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.reporting.records import read_runs
+from fairseq_lrpe.utils.errors import UserError
 
 START = "$ fairseq-train data\n"
 OVERFLOW = "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding.\n"
@@ -33,7 +35,11 @@ REASONS = [
 def test_reasons_in_a_log(text, reason, tmp_path):
     log = tmp_path / "train.log"
     log.write_text(f"{START}{text}INFO | fairseq_cli.train | done training in 3.1 seconds\n")
-    assert endings.last_reason(log) == reason
+    assert endings.last_reason([log]) == reason
+    other = tmp_path / "train-node2.log"
+    other.write_text(f"{START}INFO | fairseq.distributed.utils | initialized host node2 as rank 1\n")
+    for logs in ([log, other], [other, log]):
+        assert endings.last_reason(logs) == reason
 
 
 def test_limit_counts_from_the_start_of_each_command():
@@ -125,3 +131,26 @@ def test_run_that_diverged(data_bin, tmp_path):
     output_of(train.main, *own, "train.lr=1e30")  # not trained again
     assert json.loads((run.folder / "evaluation.json").read_text())["ended"]["reason"] == "diverged"
     assert read(run.folder)["evaluations"]["test"]["settings"]["split"] == "test"
+
+
+def test_another_node_has_rank_0(tmp_path, monkeypatch):
+    """torchrun numbers the nodes, so that the log of the node without the lock can have the metrics."""
+    job = job_of("lm/mini", "rope", overrides=["updates=30"], results=tmp_path, nodes=2, gpus=1)
+    job.folder.mkdir(parents=True)
+    earlier = job.folder / "train-earlier.log"
+    earlier.write_text(f"{START}early stop since valid performance hasn't improved for last 3 runs\n{START}")
+
+    def train_on_two_nodes(job, command, log, on_line):
+        entry = json.dumps({"train_loss": "6.4", "train_num_updates": reached})
+        with log.open("a") as own, log.with_name("train-node2.log").open("a") as other:
+            own.write(f"{START}initialized host node1 as rank 1\n")
+            other.write(f"{START}node2 | INFO | train | {entry}\n")
+
+    monkeypatch.setattr(runner.Job, "run_command", train_on_two_nodes)
+    with locked(job.folder) as job.lock:
+        reached = 30
+        assert runner.run_training(job, ["torchrun"], run_directory.Log(job.folder)) is None
+        reached = 20
+        message = r"stopped at 20 of 30 updates by an unknown cause, see .*node2\.log"
+        with pytest.raises(UserError, match=message):
+            runner.run_training(job, ["torchrun"], run_directory.Log(job.folder))
