@@ -10,6 +10,7 @@ from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.spe import GatedSPE
 from fairseq_lrpe.ops.constants import Constants, normal_noise
 from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
+from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.relative import expand_distances
 
 _BLOCK_SIZE = 64
@@ -130,7 +131,7 @@ class ConvSPE(GatedSPE):
             noise: (H, d, L + P − 1, R).
             constant: noise (H, d, R) that does not depend on the position.
         """
-        dtype = torch.promote_types(kernel.dtype, torch.float32)
+        dtype = sum_dtype(kernel.dtype)
         noise, kernel, size = noise.to(dtype), kernel.to(dtype), kernel.size(-1)
         length = noise.size(2) - size + 1
         rows = max(1, min(length, _BLOCK_SIZE))

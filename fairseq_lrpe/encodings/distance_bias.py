@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.encodings.base import Context, Encoding
+from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 
@@ -28,7 +29,7 @@ class DistanceBias(Encoding):
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         queries, keys = q.size(-2), k.size(-2)
-        dtype = torch.promote_types(q.dtype, torch.float32)
+        dtype = sum_dtype(q.dtype)
         arguments = queries, keys, context.q_offset, self.causal, q.device, dtype
         distance = distance_table(torch.abs, (), *arguments, clamp=self.clamp_length)
         bias = self.values(distance).clamp(min=torch.finfo(q.dtype).min / 2).to(q.dtype)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
 from fairseq_lrpe.ops.autograd import is_exporting, recompute
 from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, expand_distances
 
 EPSILON = 1e-6
@@ -60,7 +61,7 @@ class FIRE(Encoding):
         self.output_weight = nn.Parameter(second.weight.data)
 
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
-        dtype = torch.promote_types(self.c.dtype, torch.float32)
+        dtype = sum_dtype(self.c.dtype)
         distances = q.size(-2), k.size(-2), context.q_offset, self.causal
         logs = self._psi(distance_table(torch.abs, (), *distances, q.device, dtype))
         threshold = (self.multiplier * self.threshold).to(dtype).abs()

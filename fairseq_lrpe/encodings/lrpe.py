@@ -14,6 +14,7 @@ from fairseq_lrpe.ops.permutation import (
     permute_features,
 )
 from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.reflections import householder
 from fairseq_lrpe.ops.rotation import (
     THETA_TYPES,
@@ -114,7 +115,7 @@ class LRPE(PermutationBuffer, RotaryEncoding):
             self.rotated_width = width
             self.frequencies = (theta_type, count, width, self.max_positions)
             theta = rotary_frequencies(*self.frequencies)
-            dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+            dtype = sum_dtype(torch.get_default_dtype())
             self.theta = nn.Parameter(torch.empty(count, dtype=dtype).copy_(theta)) if learn_theta else theta
 
         if rotation == "householder":

@@ -9,6 +9,7 @@ from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.rotation import RotaryEncoding
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
+from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies
 
 _BASE = 10.0
@@ -58,7 +59,7 @@ class RoPEMixed(RotaryEncoding):
             phi = 2 * math.pi * torch.rand(heads, 1)
             direction = torch.cat([phi.expand(-1, d // 4), (phi + math.pi / 2).expand(-1, d // 4)], dim=1)
             theta = size.repeat(2) * torch.stack([direction.cos(), direction.sin()])
-        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        dtype = sum_dtype(torch.get_default_dtype())
         self.theta = nn.Parameter(torch.empty(theta.shape, dtype=dtype).copy_(theta))
 
     def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
 from fairseq_lrpe.ops.constants import constant, normal_noise
 from fairseq_lrpe.ops.float64 import to_float64
+from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.rotation import complex_dtype, phases
 
 
@@ -41,7 +42,7 @@ class GatedSPE(Encoding):
     def random_noise(self, *shape: int) -> Tensor:
         """Returns noise from torch's random state."""
         # Noise is drawn in float32 for half precision, too: another dtype gives other numbers for a seed.
-        dtype = torch.promote_types(self.gate.dtype, torch.float32)
+        dtype = sum_dtype(self.gate.dtype)
         return torch.randn(shape, dtype=dtype, device=self.gate.device)
 
     def amplitudes(self) -> tuple[Tensor, Tensor]:

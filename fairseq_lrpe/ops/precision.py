@@ -8,9 +8,15 @@ import torch
 from torch import Tensor, nn
 
 
+def sum_dtype(*dtypes: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which products of real numbers are summed: float64 if one has it, else float32."""
+    # torch dispatches `promote_types` like an operation on tensors, which takes as long.
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """Returns x in float32, or unchanged if its dtype is wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(sum_dtype(x.dtype))
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager:
@@ -51,7 +57,7 @@ class Float32Parameters(nn.Module):
 
         def convert(x):
             new = fn(x)
-            dtype = torch.promote_types(new.dtype, torch.float32)
+            dtype = sum_dtype(new.dtype)
             if new.dtype == dtype or not any(x is y for y in kept):
                 return new
             return (new if new.dtype == x.dtype else x).to(new.device, dtype)  # x is not rounded

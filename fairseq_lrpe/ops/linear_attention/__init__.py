@@ -4,8 +4,6 @@ The attribute ``linear_attention`` of ``fairseq_lrpe.ops`` is this function, not
 names from the modules of this package, such as ``fairseq_lrpe.ops.linear_attention.state``.
 """
 
-from functools import reduce
-
 import torch
 from torch import Tensor
 
@@ -14,7 +12,7 @@ from fairseq_lrpe.ops.linear_attention.chunk import attend_last, chunk
 from fairseq_lrpe.ops.linear_attention.fla import fla, fla_supports
 from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
-from fairseq_lrpe.ops.precision import no_autocast
+from fairseq_lrpe.ops.precision import no_autocast, sum_dtype
 
 __all__ = ["LinearState", "linear_attention"]
 
@@ -83,7 +81,7 @@ def linear_attention(
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}: choose from auto, {', '.join(BACKENDS)}")
 
-    dtype = reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype, torch.float32))
+    dtype = sum_dtype(q.dtype, k.dtype, v.dtype)
     log_decay = None if log_decay is None else finite_log_decay(log_decay.to(q.device, dtype))
     state = None if state is None else LinearState(*(x.to(dtype) for x in state))
     if key_padding_mask is not None:

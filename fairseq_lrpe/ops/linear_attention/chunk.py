@@ -1,22 +1,23 @@
 """Linear attention in O(L) time with plain torch; causal attention is computed in chunks."""
 
-from functools import partial, reduce
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
 from fairseq_lrpe.ops.decay import finite_log_decay
+from fairseq_lrpe.ops.linear_attention.all_chunks import attend_all_chunks
 from fairseq_lrpe.ops.linear_attention.causal import chunk_causal
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, decayed_keys, update_state
-from fairseq_lrpe.ops.precision import no_autocast
+from fairseq_lrpe.ops.precision import no_autocast, sum_dtype
 from fairseq_lrpe.ops.threads import run, split
 
 
 def chunk(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
     """Computes :func:`fairseq_lrpe.ops.linear_attention` with plain torch, on any device."""
     if args.causal and q.size(-2) > 1:
-        return chunk_causal(q, k, v, args)
+        return (attend_all_chunks if _uses_all_chunks(q) else chunk_causal)(q, k, v, args)
     # Bidirectional, or at most one query: all queries see all keys.
     q, k, v = (x.to(args.dtype) for x in (q, k, v))
     # torch.compile does not support `out=` with a part of a tensor.
@@ -30,6 +31,10 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Te
     return (out, state) if args.return_state else out
 
 
+def _uses_all_chunks(q):
+    return q.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed()
+
+
 def attend_last(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, normalize: bool, eps: float
 ) -> Tensor:
@@ -37,7 +42,7 @@ def attend_last(
 
     The arguments are those of :func:`fairseq_lrpe.ops.linear_attention`, which also checks them.
     """
-    dtype = reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype, torch.float32))
+    dtype = sum_dtype(q.dtype, k.dtype, v.dtype)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if log_decay is not None:
         log_decay = finite_log_decay(log_decay.to(q.device, dtype))

@@ -1,6 +1,5 @@
 """Tests the chunk backend and products with decays: the reference, precision, memory layout, errors."""
 
-from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from unittest.mock import patch
 
@@ -15,19 +14,18 @@ from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.decay import decayed_products, gated_block_size
 from fairseq_lrpe.ops.linear_attention import LinearState
 
-CAUSAL_MODULE = import_module("fairseq_lrpe.ops.linear_attention.causal")
+CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
+PARTS_MODULE = import_module("fairseq_lrpe.ops.linear_attention.parts")
 CAUSAL = {"causal": True, "normalize": True}
+both_forms = pytest.mark.parametrize("of_gpus", [False, True], ids=["cpu", "gpu"])
 
 
-@contextmanager
-def scan_of_gpus(block=128):
-    """Lets CPUs sum the updates of ``block`` chunks at a time, as GPUs do; None changes nothing."""
-    replaced = {"_scan_by_chunk": CAUSAL_MODULE._scan_by_block, "_CHUNKS_PER_BLOCK": block}
-    with patch.multiple(CAUSAL_MODULE, **replaced) if block else nullcontext():
-        yield
+def form(of_gpus=True):
+    """Lets CPUs compute all chunks at once, as GPUs do, or parts that fit the cache."""
+    return patch.object(CHUNK_MODULE, "_uses_all_chunks", lambda q: of_gpus)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=250, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_chunk_matches_reference(data):
     n, before = data.draw(st.integers(1, 300), "length"), data.draw(st.sampled_from([0, 0, 1, 30]), "before")
@@ -49,9 +47,8 @@ def test_chunk_matches_reference(data):
     size = data.draw(st.sampled_from([None, 1, 7, 16, 64]), "chunk size")
     # Elements processed at once: one chunk of one sequence, some chunks, or all.
     elements = data.draw(st.sampled_from([1, 500, 2000, 2**18]), "elements")
-    # Chunks whose updates are summed at a time, or one after the other.
-    block = data.draw(st.sampled_from([None, 1, 3, 128]), "block")
-    with patch.object(CAUSAL_MODULE, "_CPU_ELEMENTS", elements), scan_of_gpus(block):
+    of_gpus = data.draw(st.booleans(), "form of GPUs")
+    with patch.object(PARTS_MODULE, "_ELEMENTS", elements), form(of_gpus):
         actual = results(inputs, backend="chunk", chunk_size=size, **options)
     assert_same(actual, results(inputs, backend="reference", **options))
 
@@ -82,6 +79,7 @@ def relative_errors(actual, exact):
     return [((ours.double() - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs]
 
 
+@both_forms
 @pytest.mark.parametrize("shape, dtype", [
     (None, torch.float16),
     (None, torch.bfloat16),
@@ -91,12 +89,13 @@ def relative_errors(actual, exact):
     ((2, 2, 1024), torch.bfloat16),
     ((2, 2, 1024, 16), torch.float16),
 ])  # fmt: skip
-def test_half_precision_against_float64(shape, dtype):
+def test_half_precision_against_float64(shape, dtype, of_gpus):
     half = {name: torch.rand(2, 2, 1024, 16).to(dtype) for name in "qkv"}
     if shape:
         half["log_decay"] = -0.05 * torch.rand(shape)
     exact = {name: x.double() for name, x in half.items()}
-    ours = results(half, **CAUSAL)
+    with form(of_gpus):
+        ours = results(half, **CAUSAL)
     errors = relative_errors(ours, results(exact, backend="reference", **CAUSAL))
     assert [x.dtype for x in ours[:6]] == [torch.float32] * 3 + [dtype] * 3
     assert max(errors[:3]) <= 1e-5 and max(errors[3:6]) <= 2 * torch.finfo(dtype).eps
@@ -104,13 +103,14 @@ def test_half_precision_against_float64(shape, dtype):
     assert all(error <= 1e-4 for error in errors[6:])
 
 
+@both_forms
 @pytest.mark.parametrize("features", [(), (8,)], ids=["head", "features"])
-def test_scan_after_strong_decays(features):
+def test_sums_after_strong_decays(features, of_gpus):
     inputs = {name: torch.rand(1, 2, 4096, 8) for name in "qkv"}
     inputs["log_decay"] = torch.full((1, 2, 4096, *features), -1e-4)
     inputs["log_decay"][:, :, :2048] = -2.0  # their sum is -4096, where float32 has steps of 0.0005
     exact = results({name: x.double() for name, x in inputs.items()}, backend="chunk", **CAUSAL)
-    with scan_of_gpus():
+    with form(of_gpus):
         ours = results(inputs, backend="chunk", **CAUSAL)
     assert max(relative_errors(ours[:6], exact[:6])) <= 1e-5
 
@@ -120,24 +120,27 @@ def test_scan_after_strong_decays(features):
     [None, [-1e-5, -700.0], [[-1e-5, -1e-3, -0.01, -0.1, -0.5, -1.0, -2.0, -3.0]]],
     ids=["plain", "decay", "features"],
 )
-@pytest.mark.parametrize("block", [None, 128])
-def test_100_000_tokens(decay, block):
+@both_forms
+def test_100_000_tokens(decay, of_gpus):
     inputs = {name: torch.rand(1, 2, 100_000, 8) for name in "qkv"}
     if decay:
         inputs["log_decay"] = torch.tensor(decay)
     exact = results({name: x.double() for name, x in inputs.items()}, backend="chunk", **CAUSAL)
-    with scan_of_gpus(block):
+    with form(of_gpus):
         actual = results(inputs, backend="chunk", **CAUSAL)
     assert all(error <= 1e-4 for error in relative_errors(actual, exact))  # false for NaN
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-def test_strided_inputs_are_not_modified(causal):
+@pytest.mark.parametrize(
+    "causal, of_gpus", [(False, False), (True, False), (True, True)], ids=["bidirectional", "causal", "gpu"]
+)
+def test_strided_inputs_are_not_modified(causal, of_gpus, monkeypatch):
     """q, k and v as views of a projection's output (L, B, H·d) give the same results and are not modified.
 
     The output lies in memory as they do, so that it goes on as (L, B, H·d) without a copy, and so do the
     gradients of causal attention. A second backward pass gives the same gradients.
     """
+    monkeypatch.setattr(CHUNK_MODULE, "_uses_all_chunks", lambda q: of_gpus)
     rows = {name: positive(70, 2, 3 * 4, seed=seed) for seed, name in enumerate("qkv")}
     views = {name: x.unflatten(-1, (3, 4)).permute(1, 2, 0, 3) for name, x in rows.items()}
     before = {name: x.clone() for name, x in rows.items()}
@@ -153,8 +156,11 @@ def test_strided_inputs_are_not_modified(causal):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-def test_outputs_can_be_modified_in_place(causal):
+@pytest.mark.parametrize(
+    "causal, of_gpus", [(False, False), (True, False), (True, True)], ids=["bidirectional", "causal", "gpu"]
+)
+def test_outputs_can_be_modified_in_place(causal, of_gpus, monkeypatch):
+    monkeypatch.setattr(CHUNK_MODULE, "_uses_all_chunks", lambda q: of_gpus)
     inputs = [positive(1, 2, 20, 4, seed=seed).requires_grad_() for seed in range(3)]
     gate = positive(1, 2, 20, 4, seed=3)
     gradients = [

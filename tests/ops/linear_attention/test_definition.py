@@ -1,6 +1,7 @@
 """Compares linear attention with its definition as loops over queries and keys."""
 
 import itertools
+from importlib import import_module
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from support.tensors import assert_same, randn
 
 from fairseq_lrpe.ops import linear_attention, threads
 
+CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
 both = pytest.mark.parametrize("backend", ["reference", "chunk"])
 B, H, D, DV = 2, 2, 3, 4
 CHUNK = 4
@@ -93,11 +95,26 @@ CASES = [  # causal, queries, keys, normalize, decay, padding, with an initial s
 ]
 
 
-@pytest.mark.parametrize("backend, num_threads", [("reference", 1), ("chunk", 1), ("chunk", 4)])
+@pytest.mark.parametrize(
+    "backend, num_threads, of_gpus",
+    [("reference", 1, False), ("chunk", 1, False), ("chunk", 4, False), ("chunk", 1, True)],
+)
 @pytest.mark.parametrize("causal, queries, keys, normalize, decay, padded, state", CASES)
 def test_outputs_and_gradients_match_definition(
-    monkeypatch, set_threads, backend, num_threads, causal, queries, keys, normalize, decay, padded, state
+    monkeypatch,
+    set_threads,
+    backend,
+    num_threads,
+    of_gpus,
+    causal,
+    queries,
+    keys,
+    normalize,
+    decay,
+    padded,
+    state,
 ):
+    monkeypatch.setattr(CHUNK_MODULE, "_uses_all_chunks", lambda q: of_gpus)
     monkeypatch.setattr(threads, "_MIN_ELEMENTS", 1)
     set_threads(num_threads)
     inputs, padding = inputs_with_decay(queries, keys, decay, state), random_padding(keys) if padded else None
@@ -180,8 +197,12 @@ def test_half_precision_is_summed_and_returned_in_float32(backend, causal, dtype
         assert_same(linear_attention(q.float(), k.float(), v.float(), **options), out, 1e-5)
 
 
+@pytest.mark.parametrize("of_gpus, rows", [(False, 64), (True, 128)], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("decay", [None, torch.tensor([-0.1])], ids=["plain", "decay"])
-def test_chunk_memory_is_linear(decay):
+def test_chunk_memory_is_linear(decay, of_gpus, rows, monkeypatch):
+    """No tensor has more elements than the scores of chunks with ``rows`` rows."""
+    monkeypatch.setattr(CHUNK_MODULE, "_uses_all_chunks", lambda q: of_gpus)
+
     def measure(n, backend, **options):
         q, k, v = (torch.rand(1, 1, n, 8, requires_grad=True) for _ in range(3))
         with TensorSizes() as sizes:
@@ -190,7 +211,7 @@ def test_chunk_memory_is_linear(decay):
 
     n, causal = 4096, {"causal": True, "log_decay": decay}
     once, twice = measure(n, "chunk", **causal), measure(2 * n, "chunk", **causal)
-    assert once.largest <= 64 * n  # n²/64
+    assert once.largest <= rows * n
     assert twice.total <= 2.5 * once.total
     assert measure(n, "chunk", causal=False).largest <= 64 * n
     assert measure(512, "reference", **causal).largest == 512**2

@@ -1,0 +1,149 @@
+"""Weights of all chunks of causal linear attention with decays; see :mod:`.all_chunks`."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.float64 import to_float64
+
+
+class Weights(NamedTuple):
+    """Weights of N chunks with C rows.
+
+    The dimensions .. are (B or 1, H or 1, N or 1). K is 1 if all features decay alike, and d otherwise. None
+    means that all weights are 1.
+
+    Attributes:
+        pairs: W, (C, C) or (.., C, C), or None if K is not 1; see :mod:`.feature_products`.
+        sums: if K is not 1, sums of the log decays from the start of the chunk, (.., C, K).
+        read: a, (.., C, K).
+        update: b, (.., C, K).
+        between: Γ with a first column for the initial state and a last row for the final one, which is
+            (1 + N, 1 + N) or (B or 1, H or 1, K, 1 + N, 1 + N).
+    """
+
+    pairs: Tensor | None
+    sums: Tensor | None
+    read: Tensor | None
+    update: Tensor | None
+    between: Tensor
+
+
+def chunk_weights(log_decay: Tensor | None, size: int, length: int, like: Tensor) -> Weights:
+    """Returns the weights of chunks with ``size`` rows.
+
+    Args:
+        log_decay: None, constant log decays (H or 1, K), or one for each key, (B, H, L, K).
+        size: C.
+        length: L; rows beyond it do not decay.
+        like: a tensor with the device and the dtype of the weights.
+    """
+    chunks = -(-length // size)
+    if log_decay is None:
+        options = {"device": like.device, "dtype": like.dtype}
+        pairs = constant(lower_triangle, size, **options)
+        return Weights(pairs, None, None, None, constant(lower_triangle, 1 + chunks, **options))
+    # Differences of large sums after strong decays need float64.
+    rates = to_float64(log_decay)
+    if log_decay.dim() == 2:
+        return _constant_weights(rates, size, length, like)
+    if padding := chunks * size - length:
+        rates = F.pad(rates, (0, 0, 0, padding))
+    return _varying_weights(rates, size, like)
+
+
+def _constant_weights(rates, size, length, like):
+    """Returns the weights γ^distance for rates log γ (H or 1, K)."""
+    is_single = rates.size(-1) == 1
+    options = {"device": rates.device, "dtype": rates.dtype}
+    distances = constant(_distances, size, length, is_single, **options)
+    # All weights are one tensor, so that few operations compute them.
+    powers = torch.exp(rates[..., None] * distances.clamp(min=0)).to(like)
+    powers = powers * constant(_is_causal, size, length, is_single, device=like.device, dtype=like.dtype)
+    shapes = _shapes(size, length, is_single)
+    parts = powers.split([rows * columns for rows, columns in shapes], dim=-1)
+    parts = [part.unflatten(-1, shape)[None] for part, shape in zip(parts, shapes, strict=True)]
+    read, update, between, *pairs = parts  # (1, H or 1, K, .., ..)
+    read, update = (x.permute(0, 1, 3, 4, 2) for x in (read, update))
+    if is_single:
+        return Weights(pairs[0], None, read, update, between)
+    rows = torch.arange(1, size + 1, **options)
+    return Weights(None, (rates[:, None] * rows[:, None])[None, :, None], read, update, between)
+
+
+def _varying_weights(rates, size, like):
+    """Returns the weights for log decays of all keys, (B, H, N·C, K)."""
+    sums = rates.unflatten(2, (-1, size)).cumsum(-2)
+    left = sums[..., -1:, :] - sums
+    totals = F.pad(left[..., 0, :].add(rates[:, :, ::size]).cumsum(2), (0, 0, 1, 0)).mT
+    read, update = torch.stack([sums, left]).to(like).exp()
+    between = _differences(totals).to(like).exp()
+    if sums.size(-1) > 1:
+        return Weights(None, sums, read, update, between)
+    return Weights(_differences(sums.squeeze(-1)).to(like).exp(), None, read, update, between)
+
+
+def _differences(sums):
+    """Returns x_i − x_j of sums (.., n) for j ≤ i, and -inf for j > i, (.., n, n)."""
+    later = constant(is_later, sums.size(-1), device=sums.device)
+    return (sums[..., None] - sums[..., None, :]).masked_fill(later, -torch.inf)
+
+
+def lower_triangle(size: int) -> Tensor:
+    """Returns whether key j is not after query i, as a number, (size, size)."""
+    return torch.ones(size, size, device="cpu").tril()
+
+
+def is_later(size: int) -> Tensor:
+    """Returns whether key j is after query i, (size, size)."""
+    return torch.ones(size, size, device="cpu", dtype=torch.bool).triu(1)
+
+
+def _shapes(size, length, with_pairs):
+    """Returns the shapes of the distances for reading, updating, between chunks, and of pairs."""
+    chunks = -(-length // size)
+    different = chunks if length % size else 1  # the last chunk may have fewer rows
+    return [(1, size), (different, size), (chunks + 1, chunks + 1), *[(size, size)] * with_pairs]
+
+
+def _distances(size, length, with_pairs):
+    """Returns all distances between rows of chunks and ends of chunks; a negative one is not causal."""
+    (_, (chunks, _), (ends, _), *_) = _shapes(size, length, with_pairs)
+    rows = torch.arange(1, size + 1, device="cpu")
+    ends = torch.arange(ends, device="cpu").mul(size).clamp(max=length)
+    left = (ends.diff()[:chunks, None] if length % size else size) - rows
+    parts = [rows, left.clamp(min=0), ends[:, None] - ends]
+    parts += [rows[:, None] - rows] * with_pairs
+    return torch.cat([part.flatten() for part in parts])
+
+
+def _is_causal(size, length, with_pairs):
+    return _distances(size, length, with_pairs) >= 0
+
+
+def log_decay_gradient(log_decay: Tensor, rows: Tensor, first: Tensor | None, last: Tensor | None) -> Tensor:
+    """Returns the gradient of the decay from q ∘ g_q − k ∘ g_k (B, H, L, d) and products of the states.
+
+    The weight of query i and key j is a factor exp(c_i) of q_i times a factor exp(−c_j) of k_j, where c are
+    sums of log decays. The initial state counts as a key at position -1, and the final state as a query at
+    position L - 1.
+    """
+    if log_decay.size(-1) == 1:
+        rows, first, last = (x if x is None else x.sum(-1, keepdim=True) for x in (rows, first, last))
+    rows = to_float64(rows)
+    length = rows.size(2)
+    if log_decay.dim() > 2:
+        # The decay at position n is a term of c_i for all i ≥ n.
+        sums = rows.cumsum(2)
+        total = sums[:, :, -1:] if last is None else sums[:, :, -1:] + last[:, :, None].to(rows)
+        return (rows - sums + total).to(log_decay)
+    i = torch.arange(length, device=rows.device, dtype=rows.dtype)
+    gradient = torch.einsum("bhid,i->bhd", rows, i)
+    if first is not None:
+        gradient = gradient + first.to(rows)
+    if last is not None:
+        gradient = gradient + (length - 1) * last.to(rows)
+    return gradient.sum(0).sum_to_size(log_decay.shape).to(log_decay)
