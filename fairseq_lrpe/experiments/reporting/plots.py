@@ -266,6 +266,7 @@ def plot_columns(
         margin = 0.05 * len(columns)
         ax.set_xlim(-margin, len(columns) - 1 + margin)  # also where a row lacks the last columns
         ax.set_ylabel(heading(cells["metric"].iloc[0]))
+        ax.yaxis.set_tick_params(which="both", labelleft=True)  # the panel on the left may be missing
         _finish(ax, f"{kind + ': ' if kind else ''}{attention} attention")
     figure.suptitle(title)
     save_figure(figure, path, dpi=150 if len(sizes) == 1 else 72)

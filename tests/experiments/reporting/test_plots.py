@@ -61,6 +61,7 @@ def test_every_panel_shows_all_columns(tmp_path):
     panels = recorded_columns("lfhc_table3", tmp_path / "x.png").axes
     assert {len(ax.get_xticks()) for ax in panels} == {4} and len(panels) == 2
     for ax in panels:
+        assert ax.yaxis.get_tick_params()["labelleft"]
         left, right = ax.get_xlim()
         assert left < 0 and right > 3
 
