@@ -10,8 +10,8 @@ import pytest
 from support.tiny import REPOSITORY, run_here
 
 from fairseq_lrpe.cli import report
-from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.execution import slurm
 
 RECORDED = REPOSITORY / "docs/results"
 NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "half a": 0.5, "one": 1, "a": 1, "ten": 10}
@@ -36,23 +36,27 @@ def recorded_runs():
     return sum(len(settings(name)) for name in names)
 
 
+@cache
+def load(table):
+    return Table(table)
+
+
 def rows(table):
     """Returns the number of models of a table that are trained, by attention and row."""
-    return len({(cell.attention, cell.row) for cell in Table(table).cells if cell.runs})
+    return len({(cell.attention, cell.row) for cell in load(table).cells if cell.runs})
 
 
 def names(table):
-    return len({cell.row for cell in Table(table).cells})
+    return len({cell.row for cell in load(table).cells})
 
 
 def seeds(table):
-    [number] = {len({run.seed for run in cell.runs}) for cell in Table(table).cells if cell.runs}
+    [number] = {len({run.seed for run in cell.runs}) for cell in load(table).cells if cell.runs}
     return number
 
 
 def corpora(table):
-    experiments = {run.experiment for run in Table(table).runs()}
-    return len({Experiment.load(name).cfg.data for name in experiments})
+    return len({experiment.cfg.data for experiment in load(table).experiments.values()})
 
 
 def tables_with_scale(scale):
@@ -60,8 +64,13 @@ def tables_with_scale(scale):
     return sum(bool(re.search(rf"\b{scale}: \w+/\w+", path.read_text())) for path in paths)
 
 
+def pinned(package):
+    text = (REPOSITORY / "constraints.txt").read_text()
+    return re.search(rf"^{package}==(\S+)", text, re.MULTILINE)[1]
+
+
 def quickstart_minutes():
-    """Returns the minutes of the trainings of the quickstart, two at a time."""
+    """Returns the minutes of the training steps of the quickstart, two at a time."""
     return round(sum(run["seconds"] for run in settings("lm-quickstart") if run["seed"] == 1) / 2 / 60)
 
 
@@ -78,7 +87,7 @@ def quickstart_mean(row):
 QUOTED = [
     # (file, pattern whose groups are numbers, function that returns what they should be)
     ("README.md", r"trains (\w+) small language models", lambda: [rows("quickstart")]),
-    ("README.md", r"the trainings took (\w+) minutes", lambda: [quickstart_minutes()]),
+    ("README.md", r"the training steps took (\w+) minutes", lambda: [quickstart_minutes()]),
     ("README.md", r"one between both for (\w+) tables", lambda: [tables_with_scale("small")]),
     ("README.md", r"`quickstart` \| (\d+) small", lambda: [rows("quickstart")]),
     (
@@ -99,7 +108,7 @@ QUOTED = [
     (
         "README.md",
         r"every Λ: (\d+) pairs × (\d+) seeds",
-        lambda: [len(Table("tmlr_table5").runs()) // seeds("tmlr_table5"), seeds("tmlr_table5")],
+        lambda: [len(load("tmlr_table5").runs()) // seeds("tmlr_table5"), seeds("tmlr_table5")],
     ),
     (
         "README.md",
@@ -152,6 +161,17 @@ QUOTED = [
         r"# (\d+) models × (\d+) seeds",
         lambda: [rows("extrapolation"), seeds("extrapolation")],
     ),
+    ("README.md", r"the build of torch (\S+) for", lambda: [pinned("torch")]),
+    (
+        "docs/cluster.md",
+        r"requests (\w+) CPUs per GPU for reading data and has a time limit of (\d+) hours",
+        lambda: [slurm.CPUS_PER_GPU, int(slurm.DEFAULTS["time"].split(":")[0])],
+    ),
+    (
+        "docs/cluster.md",
+        r"(\w+) minutes before the time limit, SLURM sends",
+        lambda: [int(slurm.DEFAULTS["signal"].split("@")[1]) // 60],
+    ),
     ("docs/experiments.md", r"for the ([\d,]+) runs that are recorded", lambda: [recorded_runs()]),
     (
         "docs/results/notes/quickstart.md",
@@ -165,7 +185,7 @@ QUOTED = [
 @pytest.mark.parametrize(("file", "pattern", "expected"), QUOTED, ids=[pattern for _, pattern, _ in QUOTED])
 def test_quoted_numbers(file, pattern, expected):
     [found] = re.finditer(pattern, (REPOSITORY / file).read_text())
-    quoted = [NUMBERS.get(text, text) for text in found.groups()]
+    quoted = [NUMBERS.get(text.lower(), text) for text in found.groups()]
     assert [str(number).replace(",", "") for number in quoted] == [str(number) for number in expected()]
 
 
