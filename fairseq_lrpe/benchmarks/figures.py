@@ -34,6 +34,8 @@ DATA = [REPOSITORY / "data" / corpus / "bin" for corpus in CORPORA]
 MAX_POSITIONS = ClassificationConfig().max_positions
 """Length to which these experiments truncate inputs."""
 HEADS, HEAD_DIM = 4, 64  # of the attention whose scores and weights are plotted
+ROUNDING = 1e-6
+"""Relative difference of float32 values up to which they are drawn as equal."""
 PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}  # GCDF's λ is 4
 
 
@@ -123,12 +125,21 @@ def score_curves(path: Path, columns: int = 5) -> None:
     figure, axes = grid(len(names), columns, (15, 2.4), sharex=True)
     for ax, name in zip(axes, track(names, "score curves"), strict=True):
         ax.plot(scores_by_distance(METHODS[name]).T, linewidth=0.8)
+        hide_rounding(ax)
         ax.set_title(name, fontsize=10)
         ax.tick_params(labelsize=7)
         ax.grid(alpha=0.3)
     figure.supxlabel("distance i − j from the key to the query")
     figure.supylabel("score before the softmax, one line per head")
     save_figure(figure, path, dpi=130)
+
+
+def hide_rounding(ax) -> None:
+    """Widens the axis of lines that differ only by rounding, which would otherwise fill the panel."""
+    low, high = ax.dataLim.intervaly
+    largest = max(abs(low), abs(high))
+    if high - low <= ROUNDING * largest:
+        ax.set_ylim(low - 0.05 * largest, high + 0.05 * largest)
 
 
 @torch.no_grad()

@@ -190,8 +190,11 @@ def main(arguments: list[str] | None = None) -> None:
                 row["busy / quiet"] = row["ms"] / quiet[row["length"], row["model"]]
             title = f"beside {args.busy} busy processes, {sizes}, {args.dtype}"
             measurement.report(beside, title, args)
-        plot(by_name, args.plot)
-        print(f"plot: {args.plot}")
+        if len(args.lengths) > 1:
+            plot(by_name, args.plot)
+            print(f"plot: {args.plot}")
+        else:
+            print("no plot: it draws lines over --lengths, of which there is one")
         names = [f"{name}, {length}" for length in args.positions for name in ("chunk", "softmax")]
         rows = measurement.compare(partial(decoding_steps, args=args), names, args)
         for row in rows:

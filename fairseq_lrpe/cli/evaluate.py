@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate"):
         lengths = sorted(set(args.lengths))
+        if args.plot and len(lengths) == 1:
+            raise UserError("--plot draws a line over lengths: pass two or more, or omit --plot")
         cpu = args.cpu or not gpus_here()
         job = replace(load_job(args.run, lengths, args.rope_scaling), cpu=cpu)
         trained = lm.model_flags(job)["tokens_per_sample"]

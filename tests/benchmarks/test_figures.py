@@ -62,6 +62,23 @@ def test_length_distributions(monkeypatch, tmp_path):
     assert bars(shown[2]) == pytest.approx(Counter(lengths[folders[2]].tolist()))
 
 
+def test_rounding_does_not_fill_a_panel(monkeypatch):
+    """Scores that are equal up to rounding, as those of Huang et al. before training, are a level line."""
+    saved = []
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path, **options: saved.append(figure))
+    figures.score_curves(None)
+    level = []
+    for ax in saved[0].axes:
+        bottom, top = ax.get_ylim()
+        values = torch.tensor([line.get_ydata().tolist() for line in ax.lines])
+        largest = values.abs().max()
+        assert bottom <= values.min() and values.max() <= top
+        assert top - bottom > 10 * figures.ROUNDING * largest, ax.get_title()
+        if values.max() - values.min() <= figures.ROUNDING * largest:
+            level.append(ax.get_title())
+    assert {"huang_1", "huang_2", "huang_3"} <= set(level)
+
+
 def test_default_data_is_that_of_the_experiments():
     experiments = [Experiment.load(f"classifier/{name}") for name in DATASETS]
     assert [REPOSITORY / experiment.cfg.data for experiment in experiments] == figures.DATA

@@ -27,6 +27,15 @@ def test_command(tmp_path, monkeypatch):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_one_length_is_not_plotted(tmp_path):
+    plot = tmp_path / "b.png"
+    sizes = "--lengths 64 --positions 4 --heads 1 --width 8 --rounds 1 --cpu"
+    done = run_here(linear_attention.main, *sizes.split(), "--plot", plot)
+    assert done.returncode == 0, done.stderr
+    assert "no plot: it draws lines over --lengths, of which there is one" in done.stdout
+    assert not plot.exists()
+
+
 def test_other_implementations_are_measured_if_one_lacks_memory(monkeypatch):
     def masked(q, k, v):
         raise torch.OutOfMemoryError

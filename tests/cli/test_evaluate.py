@@ -10,7 +10,7 @@ import torch
 from fairseq import checkpoint_utils, tasks
 from fairseq.data import data_utils
 from omegaconf import OmegaConf
-from support.tiny import SMALL_LM, output_of, read
+from support.tiny import SMALL_LM, output_of, read, run_here
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.cli import evaluate, train
@@ -204,6 +204,13 @@ def test_other_test_split_is_rejected(trained, measured, tmp_path, data_bin, is_
     message = error_of(folder, 20, 64)
     assert f"{data} is not the data of the run" in message and "test split had" in message
     assert ("data.test.bin was" in message) == is_listed
+
+
+def test_one_length_is_not_plotted(trained, tmp_path):
+    folder = copied(trained, tmp_path)
+    done = run_here(evaluate.main, folder, 20, "--plot", tmp_path / "figure.png")
+    assert done.returncode and "--plot draws a line over lengths: pass two or more" in done.stderr
+    assert not list(tmp_path.glob("*.png")) and read(folder) == read(trained)
 
 
 def test_unfinished_run_is_rejected(trained, tmp_path):

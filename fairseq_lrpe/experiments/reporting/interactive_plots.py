@@ -60,14 +60,15 @@ CONFIG = {
 
 
 def curve_figure(lines: list[Line]) -> go.Figure | None:
-    """Returns a plot of the curves, one line per run; None without curves."""
+    """Returns a plot of the curves, one line per run; None if no run has two points."""
     styles, drawn = line_styles(lines), []
     for line in lines:
         seeds = [replace(line, records=[record]) for record in line.records]
         if seeds := [seed for seed in seeds if len(seed.points)]:
             best = min if line.curve.better == "lower" else max
             drawn.append((best(seed.last for seed in seeds), seeds))
-    if not drawn:
+    points = [line.points for _, seeds in drawn for line in seeds]
+    if all(len(values) == 1 for values in points):
         return None
     curve, figure = lines[0].curve, go.Figure(layout=LAYOUT)
     for last, seeds in sorted(drawn, key=itemgetter(0), reverse=curve.better != "lower"):
@@ -84,7 +85,6 @@ def curve_figure(lines: list[Line]) -> go.Figure | None:
                 hovertemplate=f"%{{meta}}<br>%{{x:,}} updates: %{{y:,.{curve.decimals}f}}<extra></extra>",
                 **trace_style(*styles[line.attention, line.row], line.attention),
             )
-    points = [line.points for _, seeds in drawn for line in seeds]
     (left, right), values = visible_range(points, curve, every_line=True)
     figure.update_xaxes(AXIS, title="updates", range=[left, right], tickformat=",~f")
     figure.update_yaxes(AXIS, title=curve.label)

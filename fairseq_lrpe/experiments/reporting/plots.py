@@ -71,7 +71,10 @@ def plot_table(table: Table, records: Mapping[Run, RunRecord], path: Path) -> No
 
 
 def table_name(table: Table) -> str:
-    return " ".join([table.name, *[f"--scale {table.scale}"] * (table.scale != "full"), *table.overrides])
+    """Returns the arguments of the table's command, without the folder of its data."""
+    scale = [f"--scale {table.scale}"] * (table.scale != "full")
+    overrides = [text for text in table.overrides if not text.startswith("data=")]
+    return " ".join([table.name, *scale, *overrides])
 
 
 def table_lines(table: Table, records: Mapping[Run, RunRecord]) -> list[Line]:
@@ -233,6 +236,8 @@ def plot_columns(
     cells, columns = column_lines(summary)
     if cells.empty:
         raise UserError("nothing has been measured yet: there is nothing to plot")
+    if len(columns) == 1:
+        raise UserError(f"the only column to plot is {columns[0]}: lines over columns need at least two")
     attentions, rows = list(cells["attention"].unique()), cells.groupby("attention")["row"].nunique()
     names = zip(cells["attention"], cells["row"], strict=True)
     cells = cells.assign(kind=[kinds.get(name, "") if rows.max() > MANY_ROWS else "" for name in names])
@@ -258,7 +263,10 @@ def plot_columns(
             near = cells["mean"][cells["mean"] <= 4 * cells["mean"].median()]
             ax.set_ylim(0.95 * near.min(), 1.05 * near.max())
         ax.set_xticks(range(len(columns)), list(map(heading, columns)))
+        margin = 0.05 * len(columns)
+        ax.set_xlim(-margin, len(columns) - 1 + margin)  # also where a row lacks the last columns
         ax.set_ylabel(heading(cells["metric"].iloc[0]))
+        ax.yaxis.set_tick_params(which="both", labelleft=True)  # the panel on the left may be missing
         _finish(ax, f"{kind + ': ' if kind else ''}{attention} attention")
     figure.suptitle(title)
     save_figure(figure, path, dpi=150 if len(sizes) == 1 else 72)

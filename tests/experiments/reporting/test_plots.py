@@ -1,11 +1,13 @@
 """Plots of validation curves: styles of methods, and the visible points."""
 
 import pytest
-from support.tiny import write_run
+from support.tiny import REPOSITORY, write_run
 
-from fairseq_lrpe.experiments.reporting import plots, style
-from fairseq_lrpe.experiments.reporting.tables import read_experiment_runs
+from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.reporting import aggregate, plots, style
+from fairseq_lrpe.experiments.reporting.tables import read_experiment_runs, read_table_runs
 from fairseq_lrpe.methods import METHODS, canonical
+from fairseq_lrpe.utils.errors import UserError
 
 
 def visible_points(ax):
@@ -45,3 +47,32 @@ def test_lines_with_one_or_two_points_are_visible(tmp_path, points):
     found = visible_points(ax)
     [row] = [row for row in found if row.startswith("tmlr_type1")]
     assert found[row] == list(points.items()) and all(found.values())
+
+
+def recorded_columns(name, path):
+    """Plots the recorded numbers of a table's small configuration over its columns."""
+    table = Table(name, "mini")
+    summary = aggregate.summarize(table, read_table_runs(table, REPOSITORY / "docs/results"))
+    return plots.plot_columns("x", summary, path)
+
+
+def test_every_panel_shows_all_columns(tmp_path):
+    """Softmax attention has no numbers in the last column of lfhc_table3."""
+    panels = recorded_columns("lfhc_table3", tmp_path / "x.png").axes
+    assert {len(ax.get_xticks()) for ax in panels} == {4} and len(panels) == 2
+    for ax in panels:
+        assert ax.yaxis.get_tick_params()["labelleft"]
+        left, right = ax.get_xlim()
+        assert left < 0 and right > 3
+
+
+def test_a_single_column_is_not_plotted(tmp_path):
+    with pytest.raises(UserError, match="the only column to plot is cifar10"):
+        recorded_columns("tmlr_table3", tmp_path / "x.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_titles_have_no_folders():
+    overrides = ["updates=50", "data=/a/folder/bin"]
+    assert plots.table_name(Table("quickstart", overrides=overrides)) == "quickstart updates=50"
+    assert plots.table_name(Table("tmlr_table2", "mini")) == "tmlr_table2 --scale mini"

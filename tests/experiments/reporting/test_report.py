@@ -113,6 +113,16 @@ def test_curves_have_the_styles_of_other_plots(runs):
     assert list(rope.x) == [50, 100] and list(rope.y) == [184, 92]
 
 
+def test_curves_of_one_point_are_not_plotted(runs):
+    once = [record for record in report.scan(runs).records if "mine" in record.run.method]
+    assert [len(record.curve) for record in once] == [1, 1]
+    assert interactive_plots.curve_figure(plots.experiment_lines(once)) is None
+    sentence = "There are no curves, since no run has been validated twice."
+    before = made(runs).count(sentence)
+    write_run(runs / f"lm/{FOLDER}/linear_mine/train.x=%3Cb%3E/seed-3", {20: 8.5, 40: 8.4}, 8)
+    assert made(runs).count(sentence) == before - 1
+
+
 def test_plot_of_columns_of_the_same_runs(runs, configs):
     columns = {f"m_{n}": {"evaluation": f"m_{n}"} for n in (1, 2, 3)}
     rows = [{"row": m, "attention": "softmax", "method": m} for m in ("base", "rope")]

@@ -102,11 +102,13 @@ def legends(figure):
 
 def test_plot_of_columns_separates_kinds_of_many_rows(runs, tmp_path, monkeypatch):
     rows = [("linear", "Base"), ("softmax", "Base"), ("linear", "RoPE"), ("linear", "Type1")]
+    first = summary(runs)
+    measured = pd.concat([first, first.assign(column="a second column")])
     kinds = dict(zip([*rows, ("softmax", "RoPE")], ["absolute"] * 2 + ["relative"] * 3, strict=True))
-    named = legends(plots.plot_columns("a title", summary(runs), tmp_path / "columns.png", kinds))
+    named = legends(plots.plot_columns("a title", measured, tmp_path / "columns.png", kinds))
     assert named["linear attention"] == ["95.00  RoPE", "96.00  Type1", "102.00  Base"] and len(named) == 2
     monkeypatch.setattr(plots, "MANY_ROWS", 2)
-    named = legends(plots.plot_columns("a title", summary(runs), tmp_path / "columns.png", kinds))
+    named = legends(plots.plot_columns("a title", measured, tmp_path / "columns.png", kinds))
     assert list(named) == [
         f"{kind}: {x} attention" for kind in ("absolute", "relative") for x in ("linear", "softmax")
     ]

@@ -1,0 +1,227 @@
+"""Numbers that the documentation quotes are compared with what they count, and with the recorded results."""
+
+import csv
+import json
+import re
+import statistics
+from functools import cache
+
+import pytest
+from support.tiny import REPOSITORY, run_here
+
+from fairseq_lrpe.cli import report
+from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.execution import slurm
+
+RECORDED = REPOSITORY / "docs/results"
+NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "half a": 0.5, "one": 1, "a": 1, "ten": 10}
+QUICKSTART = {"Base": "base", "RoPE": "rope", "Type1": "tmlr_type1", "Type2": "tmlr_type2"}
+
+
+@cache
+def measured(name):
+    """Returns the recorded numbers of an experiment's file as dictionaries."""
+    with open(RECORDED / f"measurements/{name}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@cache
+def settings(name):
+    lines = (RECORDED / f"settings/{name}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def recorded_runs():
+    names = sorted(path.stem for path in (RECORDED / "settings").glob("*.jsonl"))
+    return sum(len(settings(name)) for name in names)
+
+
+@cache
+def load(table):
+    return Table(table)
+
+
+def rows(table):
+    """Returns the number of models of a table that are trained, by attention and row."""
+    return len({(cell.attention, cell.row) for cell in load(table).cells if cell.runs})
+
+
+def names(table):
+    return len({cell.row for cell in load(table).cells})
+
+
+def seeds(table):
+    [number] = {len({run.seed for run in cell.runs}) for cell in load(table).cells if cell.runs}
+    return number
+
+
+def corpora(table):
+    return len({experiment.cfg.data for experiment in load(table).experiments.values()})
+
+
+def tables_with_scale(scale):
+    paths = (REPOSITORY / "configs/tables").glob("*.yaml")
+    return sum(bool(re.search(rf"\b{scale}: \w+/\w+", path.read_text())) for path in paths)
+
+
+def pinned(package):
+    text = (REPOSITORY / "constraints.txt").read_text()
+    return re.search(rf"^{package}==(\S+)", text, re.MULTILINE)[1]
+
+
+def quickstart_minutes():
+    """Returns the minutes of the training steps of the quickstart, two at a time."""
+    return round(sum(run["seconds"] for run in settings("lm-quickstart") if run["seed"] == 1) / 2 / 60)
+
+
+def quickstart_mean(row):
+    method = QUICKSTART[row]
+    found = [
+        float(line["value"])
+        for line in measured("lm-quickstart")
+        if line["method"] == method and line["metric"] == "perplexity"
+    ]
+    return f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}"
+
+
+QUOTED = [
+    # (file, pattern whose groups are numbers, function that returns what they should be)
+    ("README.md", r"trains (\w+) small language models", lambda: [rows("quickstart")]),
+    ("README.md", r"the training steps took (\w+) minutes", lambda: [quickstart_minutes()]),
+    ("README.md", r"one between both for (\w+) tables", lambda: [tables_with_scale("small")]),
+    ("README.md", r"`quickstart` \| (\d+) small", lambda: [rows("quickstart")]),
+    (
+        "README.md",
+        r"language models: (\d+) methods × (\d+) seeds × (\d+) corpora",
+        lambda: [rows("tmlr_table2"), seeds("tmlr_table2"), corpora("tmlr_table2")],
+    ),
+    (
+        "README.md",
+        r"DeiT-small: (\d+) models × (\d+) seeds",
+        lambda: [rows("tmlr_table3"), seeds("tmlr_table3")],
+    ),
+    (
+        "README.md",
+        r"Long-Range Arena: (\d+) methods × (\d+) tasks × (\d+) seeds",
+        lambda: [rows("tmlr_table4"), corpora("tmlr_table4"), seeds("tmlr_table4")],
+    ),
+    (
+        "README.md",
+        r"every Λ: (\d+) pairs × (\d+) seeds",
+        lambda: [len(load("tmlr_table5").runs()) // seeds("tmlr_table5"), seeds("tmlr_table5")],
+    ),
+    (
+        "README.md",
+        r"relative to Base: (\d+) and (\d+) models",
+        lambda: [rows("tmlr_table6"), rows("iclr_table9")],
+    ),
+    (
+        "README.md",
+        r"language models: (\d+) and (\d+) models × (\d+) seeds",
+        lambda: [rows("iclr_table2"), rows("iclr_table5"), seeds("iclr_table2")],
+    ),
+    (
+        "README.md",
+        r"RoBERTa: (\d+) and (\d+) models",
+        lambda: [rows("iclr_table3"), rows("iclr_table8")],
+    ),
+    (
+        "README.md",
+        r"English to German: (\d+) models × (\d+) seeds",
+        lambda: [rows("iclr_table4"), seeds("iclr_table4")],
+    ),
+    (
+        "README.md",
+        r"text classification: (\d+) methods.*?× (\d+) seeds",
+        lambda: [rows("lfhc_table1"), seeds("lfhc_table1")],
+    ),
+    (
+        "README.md",
+        r"question generation: (\d+) methods.*?× (\d+) seeds",
+        lambda: [rows("lfhc_table2"), seeds("lfhc_table2")],
+    ),
+    (
+        "README.md",
+        r"Transformer-XL: (\d+) methods.*?× (\d+) seeds",
+        lambda: [rows("lfhc_table3"), seeds("lfhc_table3")],
+    ),
+    (
+        "README.md",
+        r"algorithmic tasks: (\d+) models × (\d+) seeds",
+        lambda: [rows("roper"), seeds("roper")],
+    ),
+    ("README.md", r"RoPER's language model: (\d+) models", lambda: [rows("roper_wikipedia")]),
+    (
+        "README.md",
+        r"ours: (\d+) encodings and positions, (\d+) models",
+        lambda: [names("extrapolation"), rows("extrapolation")],
+    ),
+    (
+        "docs/tasks.md",
+        r"# (\d+) models × (\d+) seeds",
+        lambda: [rows("extrapolation"), seeds("extrapolation")],
+    ),
+    ("README.md", r"the build of torch (\S+) for", lambda: [pinned("torch")]),
+    (
+        "docs/cluster.md",
+        r"requests (\w+) CPUs per GPU for reading data and has a time limit of (\d+) hours",
+        lambda: [slurm.CPUS_PER_GPU, int(slurm.DEFAULTS["time"].split(":")[0])],
+    ),
+    (
+        "docs/cluster.md",
+        r"(\w+) minutes before the time limit, SLURM sends",
+        lambda: [int(slurm.DEFAULTS["signal"].split("@")[1]) // 60],
+    ),
+    ("docs/experiments.md", r"for the ([\d,]+) runs that are recorded", lambda: [recorded_runs()]),
+    (
+        "docs/results/notes/quickstart.md",
+        r"perplexities are (\S+ ± \S+) \(Base\),\s+(\S+ ± \S+) \(RoPE\), "
+        r"(\S+ ± \S+) \(Type1\) and (\S+ ± \S+) \(Type2\)",
+        lambda: [quickstart_mean(row) for row in QUICKSTART],
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "pattern", "expected"), QUOTED, ids=[pattern for _, pattern, _ in QUOTED])
+def test_quoted_numbers(file, pattern, expected):
+    [found] = re.finditer(pattern, (REPOSITORY / file).read_text())
+    quoted = [NUMBERS.get(text.lower(), text) for text in found.groups()]
+    assert [str(number).replace(",", "") for number in quoted] == [str(number) for number in expected()]
+
+
+def test_readme_shows_the_recorded_quickstart():
+    pattern = r"^\| attention \| method \| test perplexity \| tokens/s \|\n(?:\|.*\n)+"
+    shown = re.search(pattern, (REPOSITORY / "README.md").read_text(), re.MULTILINE)[0]
+    assert shown in (REPOSITORY / "docs/results.md").read_text()
+    machines = {run["machine"] for run in settings("lm-quickstart")}
+    assert machines == {"CPU (Intel(R) Xeon(R) Processor, AVX512, 1 thread) fp32"}
+    assert "an Intel Xeon with\nAVX-512" in (REPOSITORY / "README.md").read_text()
+
+
+def durations():
+    """Yields (file of records, quoted seconds) of the small configurations that name a duration."""
+    for path in sorted((REPOSITORY / "configs").glob("*/*_mini.yaml")):
+        first = path.read_text().split("\ndefaults", 1)[0]
+        found = re.search(r"[:;] ([\w ]+?) (minute|second)s? on a CPU core", first)
+        if found and path.parent.name != "speed":  # the durations of measurements of speed are not recorded
+            number = float(NUMBERS.get(found[1], found[1]))
+            yield f"{path.parent.name}-{path.stem}", number * (60 if found[2] == "minute" else 1)
+
+
+@pytest.mark.parametrize(("name", "quoted"), durations())
+def test_durations_of_small_configurations(name, quoted):
+    """A quoted duration is the median of the recorded runs within a factor of 1.4."""
+    median = statistics.median(run["seconds"] for run in settings(name))
+    assert quoted / 1.4 <= median <= quoted * 1.4
+
+
+@pytest.mark.slow
+def test_size_of_the_report(tmp_path):
+    out = tmp_path / "report.html"
+    done = run_here(report.main, "--results", RECORDED, "--out", out)
+    assert done.returncode == 0, done.stderr
+    text = (REPOSITORY / "docs/experiments.md").read_text()
+    [plotly, recorded] = re.search(r"It has (\d+) MB.*?and (\d+) MB for the", text, re.DOTALL).groups()
+    assert round(out.stat().st_size / 1e6) == int(recorded)
+    library = re.search(r"<script>.*?</script>", out.read_text(), re.DOTALL)[0]
+    assert round(len(library.encode()) / 1e6) == int(plotly)
