@@ -186,7 +186,7 @@ class SelfAttention(nn.Module):
             key_padding_mask = F.pad(key_padding_mask, (k.size(2) - key_padding_mask.size(1), 0))
         features, inputs = self._input_features(parts, key_padding_mask, inputs)
         offsets = (offset + earlier, offset) if position_index is None else (position_index,) * 2
-        context = Context(*offsets, key_padding_mask, features, feature_sum)
+        context = Context(*offsets, key_padding_mask, features, feature_sum, device=q.device)
         decays = self.causal and type(self.encoding).log_decay is not Encoding.log_decay
         if self.encoding.float32_parameters and decays:
             # The gradient of an angle is the difference of a term of q and a term of k, both proportional to

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.float64 import float64_options
 
 
 @register_encoding("alibi")
@@ -16,5 +18,9 @@ class ALiBi(Encoding):
     """
 
     def log_decay(self, context: Context = START) -> Tensor | None:
-        heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu")
-        return -(2.0 ** (-8 * heads / self.num_heads))
+        return constant(_log_decays, self.num_heads, **float64_options(context.device))
+
+
+def _log_decays(num_heads, device):
+    heads = torch.arange(1, num_heads + 1, dtype=torch.float64, device=device)
+    return -(2.0 ** (-8 * heads / num_heads))

@@ -38,6 +38,7 @@ class Context(NamedTuple):
         log_decay: in softmax attention, the result of :meth:`Encoding.log_decay`. A decay that depends on the
             input is that of all keys, also of cached ones.
         prepared: the result of :meth:`Encoding.prepare`.
+        device: device of the queries, on which constants of the encoding are cached.
     """
 
     q_offset: int | PositionIndex = 0
@@ -47,6 +48,7 @@ class Context(NamedTuple):
     feature_sum: Tensor | None = None
     log_decay: Tensor | None = None
     prepared: Any = None
+    device: torch.device | str = "cpu"
 
     def block(self, start: int, count: int, keys: int | None = None) -> "Context":
         """Returns the context of ``count`` queries from ``start`` on and ``keys`` keys (default: all)."""

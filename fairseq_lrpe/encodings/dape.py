@@ -53,7 +53,8 @@ class DAPE(DistanceBias):
     def values(self, distance: Tensor) -> Tensor:
         if isinstance(self.prior, KERPLE):
             return self.prior.values(distance)
-        return self.prior.log_decay()[:, None].to(distance.device, distance.dtype) * distance
+        decay = self.prior.log_decay(Context(device=distance.device))
+        return decay[:, None].to(distance.device, distance.dtype) * distance
 
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         content = self.scale * q @ k.mT

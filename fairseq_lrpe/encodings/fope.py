@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.encodings.base import TableEncoding, register_encoding
+from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
 from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
@@ -65,7 +66,7 @@ class FoPE(TableEncoding):
     def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         """Returns the factors (H, L, d/2) of the positions of x (B, H, L, d)."""
         position = coordinates(offset, x.size(-2), x.device)
-        theta = rotary_frequencies(*self._frequencies).to(position.device, position.dtype)
+        theta = constant(rotary_frequencies, *self._frequencies, device=position.device, dtype=position.dtype)
         kept = theta >= 2 * math.pi / to_float64(self.length)
         angles, parts = position * torch.where(kept, theta, 0.0), []  # in float64, as for RoPE
         for part, weight in ((angles.cos(), self.cosine), (angles.sin(), self.sine)):

@@ -91,9 +91,9 @@ class LieRE(TableEncoding):
         return apply(_MatrixExponential, matrix - matrix.mT)
 
 
-def _upper_triangle(size):
+def _upper_triangle(size, device):
     """Returns the row and column indices of the entries above the diagonal."""
-    return torch.triu_indices(size, size, 1, device="cpu")
+    return torch.triu_indices(size, size, 1, device=device)
 
 
 class _MatrixExponential(torch.autograd.Function):

@@ -5,6 +5,8 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.lrpe import LRPE
+from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rotation import complex_dtype, phases, rotary_frequencies
 
@@ -45,8 +47,8 @@ class LRPEDecay(LRPE):
             self.theta = nn.Parameter(new.copy_(theta.view_as(new)))
 
     def log_decay(self, context: Context = START) -> Tensor | None:
-        heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu")
-        return -8 * heads / self.num_heads * (1 - self.layer / self.layers)
+        options = self.num_heads, self.layer, self.layers
+        return constant(_log_decays, *options, **float64_options(context.device))
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         return super().forward(q, k, context) if self.rotates else (q, k)
@@ -61,3 +63,8 @@ class LRPEDecay(LRPE):
         table = phases(self._angles(offset, length), offset, length)
         table = table.unflatten(-1, self.theta.shape).transpose(0, 1)  # (H, L, d)
         return table.to(x.device, complex_dtype(x))
+
+
+def _log_decays(num_heads, layer, layers, device):
+    heads = torch.arange(1, num_heads + 1, dtype=torch.float64, device=device)
+    return -8 * heads / num_heads * (1 - layer / layers)

@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_lrpe.encodings.base import START, Context, TableEncoding, register_encoding
+from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.permutation import PermutationBuffer, permutation_powers, permute_features
 from fairseq_lrpe.ops.position_index import PositionIndex
 
@@ -29,8 +31,7 @@ class PER(PermutationBuffer, TableEncoding):
     def log_decay(self, context: Context = START) -> Tensor | None:
         if not self.causal:
             return None
-        heads = torch.arange(self.num_heads, dtype=torch.float64, device="cpu")
-        return F.logsigmoid(3 * heads / self.num_heads + 2)[:, None]
+        return constant(_log_decays, self.num_heads, **float64_options(context.device))
 
     @property
     def modifies_scores(self) -> bool:
@@ -44,3 +45,8 @@ class PER(PermutationBuffer, TableEncoding):
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         return permute_features(k, permutation_powers(self.permutation.argsort(-1), shift, 1))
+
+
+def _log_decays(num_heads, device):
+    heads = torch.arange(num_heads, dtype=torch.float64, device=device)
+    return F.logsigmoid(3 * heads / num_heads + 2)[:, None]

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
+from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.float64 import float64_options
 
 
 @register_encoding("retnet")
@@ -18,5 +20,9 @@ class RetNet(RoPE):
     """
 
     def log_decay(self, context: Context = START) -> Tensor | None:
-        heads = torch.arange(self.num_heads, dtype=torch.float64, device="cpu")
-        return torch.log1p(-(2.0 ** (-5 - heads)))
+        return constant(_log_decays, self.num_heads, **float64_options(context.device))
+
+
+def _log_decays(num_heads, device):
+    heads = torch.arange(num_heads, dtype=torch.float64, device=device)
+    return torch.log1p(-(2.0 ** (-5 - heads)))

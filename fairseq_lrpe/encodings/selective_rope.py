@@ -66,9 +66,9 @@ class SelectiveRoPE(Encoding):
         return rotate_pairs(q, table[:, :, k.size(2) - q.size(2) :]), rotate_pairs(k, table)
 
 
-def _temperatures(count):
+def _temperatures(count, device):
     """Returns τ (count,)."""
-    return BASE ** (-torch.arange(count, dtype=torch.float64, device="cpu") / count)
+    return BASE ** (-torch.arange(count, dtype=torch.float64, device=device) / count)
 
 
 @register_encoding("selective_rope_fox", gate=_GATE_HELP, no_bias="use a forget gate without bias")

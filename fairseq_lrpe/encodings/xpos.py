@@ -5,6 +5,8 @@ from torch import Tensor
 
 from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
+from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.float64 import float64_options
 
 
 @register_encoding(
@@ -34,7 +36,11 @@ class XPos(RoPE):
         self.gamma, self.scale_base = gamma, scale_base
 
     def log_decay(self, context: Context = START) -> Tensor | None:
-        pairs = self.head_dim // 2
-        pair = torch.arange(pairs, dtype=torch.float64, device="cpu") / pairs
-        zeta = (pair + self.gamma) / (1 + self.gamma)
-        return (zeta.log() / self.scale_base).repeat_interleave(2)[None]
+        options = self.head_dim // 2, self.gamma, self.scale_base
+        return constant(_log_decays, *options, **float64_options(context.device))
+
+
+def _log_decays(pairs, gamma, scale_base, device):
+    pair = torch.arange(pairs, dtype=torch.float64, device=device) / pairs
+    zeta = (pair + gamma) / (1 + gamma)
+    return (zeta.log() / scale_base).repeat_interleave(2)[None]

@@ -7,6 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fairseq_lrpe.ops.float64 import float64_options
 
 
 def is_tracing() -> bool:
@@ -23,7 +27,13 @@ def _eager():
 
 def _compute(function, arguments, device, dtype):
     with _eager():
-        return function(*arguments).to(device=device, dtype=dtype)
+        result = function(*arguments, device="cpu").to(device=device, dtype=dtype)
+    _results[result] = True
+    return result
+
+
+_results = WeakIdKeyDictionary()
+"""The tensors that do not change, results of :class:`Constants` and :func:`derived`."""
 
 
 class Constants:
@@ -31,7 +41,8 @@ class Constants:
 
     Results are computed outside of inference mode, transforms of torch.func and ``torch.device`` contexts,
     and can be used in any of them. While torch traces or a dispatch mode such as ``FakeTensorMode`` is
-    active, the function is called in this mode, and the result is not stored. A copy of the cache is empty.
+    active, the function is called in this mode, on the device if it has float64, so that compiled programs
+    wait for no copy; the result is not stored. A copy of the cache is empty.
 
     Args:
         maxsize: maximum number of results; the least recently used one is replaced.
@@ -51,14 +62,16 @@ class Constants:
         """Returns ``function(*arguments)`` on the device.
 
         Args:
-            function: a function that creates a tensor on the CPU and depends on its arguments only, not on
-                the default dtype. It must be the same object in every call, because it is part of the key.
+            function: a function that creates a tensor on its keyword argument ``device`` and depends on its
+                arguments only, not on the default dtype. It must be the same object in every call, because
+                it is part of the key.
             *arguments: its arguments, which must be hashable.
             device: device of the result.
             dtype: dtype of the result, by default that of the function's result.
         """
         if is_tracing():
-            return function(*arguments).to(device=device, dtype=dtype)
+            computing = float64_options(torch.device(device))["device"]
+            return function(*arguments, device=computing).to(device=device, dtype=dtype)
         return self._cached(function, arguments, device, dtype)
 
     def __reduce__(self):
@@ -69,18 +82,41 @@ constant = Constants(maxsize=32)
 """The cache that all modules share; see :class:`Constants`."""
 
 
-def normal_noise(seed: int, *shape: int) -> Tensor:
+def derived(function: Callable, constant: Tensor, *arguments):
+    """Returns ``function(constant, *arguments)``, from a cache if the tensor is one that does not change.
+
+    Args:
+        function: a function that returns a tensor or a tuple of tensors.
+        constant: any tensor; results are cached for those of :class:`Constants` and of this function.
+        *arguments: further arguments, which must be hashable.
+    """
+    if is_tracing() or constant not in _results:
+        return function(constant, *arguments)
+    return _derived(function, constant, arguments)
+
+
+@functools.lru_cache(32)
+def _derived(function, constant, arguments):
+    with _eager():
+        result = function(constant, *arguments)
+    for x in tree_leaves(result):
+        _results[x] = True
+    return result
+
+
+def normal_noise(seed: int, *shape: int, device: torch.device | str = "cpu") -> Tensor:
     """Returns standard normal noise in float32 that depends on the arguments, not on torch's random state.
 
-    An exported or traced program contains it as a constant.
+    It is drawn on the CPU. An exported or traced program contains it as a constant.
     """
     if torch.compiler.is_dynamo_compiling():
-        return _compiled_noise(seed, shape)
+        return _compiled_noise(seed, shape).to(device)
     tracing = is_tracing()
     with _disable_current_modes() if tracing else contextlib.nullcontext(), _eager():
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(shape, generator=generator, dtype=torch.float32)
-    return torch.ops.aten.lift_fresh(noise) if tracing else noise  # as torch.tensor does
+    noise = torch.ops.aten.lift_fresh(noise) if tracing else noise  # as torch.tensor does
+    return noise.to(device)
 
 
 # The operator has a schema because torch 2.4 cannot infer that of a sequence.

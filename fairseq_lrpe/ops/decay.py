@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lrpe.ops.autograd import is_exporting, is_transformed
+from fairseq_lrpe.ops.autograd import is_transformed
+from fairseq_lrpe.ops.constants import derived
+from fairseq_lrpe.ops.feature_products import FeatureProducts
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast, sum_dtype
 
@@ -34,6 +36,16 @@ def finite_log_decay(log_decay: Tensor) -> Tensor:
     return F.threshold(at_least_float32(log_decay), minimum, minimum)
 
 
+def prepared_log_decay(log_decay: Tensor | None, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    """Returns :func:`finite_log_decay` on a device, with a last dimension for features, (.., 1 or d)."""
+    return None if log_decay is None else derived(_prepare, log_decay, device, dtype)
+
+
+def _prepare(log_decay, device, dtype):
+    finite = finite_log_decay(log_decay.to(device, dtype))
+    return finite[..., None] if finite.dim() in (1, 3) else finite
+
+
 def decay_of_keys(log_decay: Tensor, positions: Tensor, padding: Tensor | None = None) -> Tensor:
     """Converts constant log decays λ into one per key, λ·(p_t − p_{t−1}), with the sums λ·(p_i − p_j).
 
@@ -58,8 +70,6 @@ def stable_block_size(log_decay: Tensor, limit: int) -> int:
 
     Here, i is a position of the block and m its middle.
     """
-    if log_decay.is_meta:
-        return limit
     return max(1, min(limit, int(2 * _MAX_EXPONENT / max(1e-9, float(log_decay.detach().abs().max())))))
 
 
@@ -81,7 +91,7 @@ def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tenso
         the products (B, H, rows, keys), whose entries with j > i are arbitrary, but finite.
     """
     log_decay = finite_log_decay(log_decay)
-    if is_exporting():  # the size of stable blocks depends on values
+    if not _can_read(log_decay):  # the size of stable blocks depends on values
         return gated_products(log_decay[None, :, None].expand(-1, -1, k.size(-2), -1))
     block_size = stable_block_size(log_decay, 64)
     half = block_size // 2
@@ -155,11 +165,14 @@ def gated_block_size(log_decay: Tensor, size: int) -> int:
     return size
 
 
+def _can_read(x):
+    """Returns whether values of x are known and can be read without waiting for a device."""
+    return x.device.type == "cpu" and not (torch.compiler.is_compiling() or is_transformed())
+
+
 def _is_at_most(x, limit):
-    if x.is_meta or not x.numel():
+    if not x.numel():
         return True
-    if torch.compiler.is_compiling() or is_transformed():  # values are unknown
-        return False
     low, high = x.detach().aminmax()
     return float(torch.maximum(-low, high)) <= limit
 
@@ -186,10 +199,7 @@ def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]
         c = (sums[..., : first + rows, :] - sums[..., first : first + 1, :]).to(q.device, dtype)
         earlier, inner = c[..., :first, :], c[..., first:, :]
         q, k = q.to(dtype), k.to(dtype)
-        inside = sum(
-            mask * ((q * a) @ (k[..., first : first + rows, :] * b).mT)
-            for mask, a, b in block_products(inner)
-        )
+        inside = _products_inside(q, k[..., first : first + rows, :], inner)
         before = (q * inner.exp()) @ (k[..., :first, :] * earlier.neg().exp()).mT
         return F.pad(torch.cat([before, inside], dim=-1), (0, k.size(-2) - first - rows))
 
@@ -200,6 +210,13 @@ def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]
         return torch.cat(blocks, dim=-2)
 
     return products
+
+
+def _products_inside(q, k, sums):
+    """Returns the products of the queries and keys of a block."""
+    if not _can_read(sums):
+        return FeatureProducts(q, k, sums).scores()
+    return sum(mask * ((q * a) @ (k * b).mT) for mask, a, b in block_products(sums))
 
 
 def gate_bias(sums: Tensor, queries: int, keys: int, q_offset: int, dtype: torch.dtype) -> Tensor:

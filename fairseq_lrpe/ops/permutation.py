@@ -8,12 +8,12 @@ from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 from fairseq_lrpe.ops.precision import Float32Parameters
 
 
-def odd_even_permutation(width: int) -> Tensor:
-    """Returns the gather index of the odd-even permutation in the LRPE papers' pseudocode, on the CPU.
+def odd_even_permutation(width: int, device: torch.device | str = "cpu") -> Tensor:
+    """Returns the gather index of the odd-even permutation in the LRPE papers' pseudocode.
 
     Entry 2k of the index is k, and entry 2k+1 is ⌈width/2⌉ + k.
     """
-    index = torch.arange(width, device="cpu")
+    index = torch.arange(width, device=device)
     return torch.where(index % 2 == 0, index // 2, (index - 1) // 2 + width - width // 2)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 
@@ -55,7 +56,8 @@ def distance_table(
     """
     if isinstance(q_offset, PositionIndex) and q_offset.distances is not None:
         distances = q_offset.distances.clamp(-clamp, clamp) if clamp else q_offset.distances
-        return function(distances.cpu(), *options).to(device=device, dtype=dtype)
+        distances = distances.to(float64_options(device)["device"])
+        return function(distances, *options).to(device=device, dtype=dtype)
     first, last = _distance_range(queries, keys, q_offset, causal)
     clamped = max(0, first - clamp) if clamp else 0
     size = 1 << max(first, -last, 63).bit_length()
@@ -81,9 +83,9 @@ def distance_slice(matrix: tuple, queries: int, keys: int, q_offset: int, causal
     return slice(start - first, start - last + 1)
 
 
-def _table(function, options, size, dtype):
+def _table(function, options, size, dtype, device):
     # Computed in parts, because a wide table in float64 would need several times the memory of the result.
-    distances = torch.arange(size - 1, -size - 1, -1, device="cpu").split(1024)
+    distances = torch.arange(size - 1, -size - 1, -1, device=device).split(1024)
     return torch.cat([function(part, *options).to(dtype) for part in distances])
 
 

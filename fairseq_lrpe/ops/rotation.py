@@ -21,9 +21,14 @@ _MAX_INDEXED_TABLE_SIZE = 4096
 
 
 def rotary_frequencies(
-    theta_type: str, count: int, width: int, max_positions: int, scaling: RopeScaling | None = None
+    theta_type: str,
+    count: int,
+    width: int,
+    max_positions: int,
+    scaling: RopeScaling | None = None,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Returns the rotation angles per position, θ_t for t = 0, .., count-1, (count,) in float64 on the CPU.
+    """Returns the rotation angles per position, θ_t for t = 0, .., count-1, (count,) in float64.
 
     The formulas are those of ``theta_type`` in the LRPE papers' pseudocode, where M is the length of the
     input. Here M is ``max_positions``, so that angles do not depend on the input.
@@ -38,8 +43,9 @@ def rotary_frequencies(
         ValueError: for an unknown type.
     """
     if scaling is not None:
-        return scaling.scale(rotary_frequencies(theta_type, count, width, max_positions), width)
-    t = torch.arange(count, dtype=torch.float64, device="cpu")
+        theta = rotary_frequencies(theta_type, count, width, max_positions, device=device)
+        return scaling.scale(theta, width)
+    t = torch.arange(count, dtype=torch.float64, device=device)
     if theta_type == "a":
         return 10000.0 ** (-2 * t / width)
     if theta_type == "b":
@@ -74,8 +80,8 @@ def phases(theta: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
     return torch.polar(torch.ones_like(angles), angles)
 
 
-def _table(frequencies, first, size):
-    return phases(rotary_frequencies(*frequencies), first, size)
+def _table(frequencies, first, size, device):
+    return phases(rotary_frequencies(*frequencies, device=device), first, size)
 
 
 def cached_phases(
@@ -86,7 +92,7 @@ def cached_phases(
     The table does not grow with ``offset``. Phases at a few far positions of a :class:`PositionIndex`, and
     phases that torch traces, are computed without a table.
     """
-    theta_options = {"device": "cpu"}
+    theta_options = float64_options(device)
     if isinstance(offset, PositionIndex):
         if offset.max_position < max(_MAX_INDEXED_TABLE_SIZE, offset.query_positions.numel()):
             table = cached_phases(frequencies, 0, offset.max_position + 1, dtype, device)

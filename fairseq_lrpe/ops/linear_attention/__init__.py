@@ -7,7 +7,7 @@ names from the modules of this package, such as ``fairseq_lrpe.ops.linear_attent
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.ops.decay import finite_log_decay
+from fairseq_lrpe.ops.decay import prepared_log_decay
 from fairseq_lrpe.ops.linear_attention.chunk import attend_last, chunk
 from fairseq_lrpe.ops.linear_attention.fla import fla, fla_supports
 from fairseq_lrpe.ops.linear_attention.reference import reference
@@ -74,15 +74,13 @@ def linear_attention(
             causal call with more queries than keys, a decay without ``causal``, or a chunk size below 1.
     """
     _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size)
-    if log_decay is not None and log_decay.dim() in (1, 3):
-        log_decay = log_decay[..., None]
     if backend == "auto":
         backend = "fla" if fla_supports(q, k, v) else "chunk"
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}: choose from auto, {', '.join(BACKENDS)}")
 
     dtype = sum_dtype(q.dtype, k.dtype, v.dtype)
-    log_decay = None if log_decay is None else finite_log_decay(log_decay.to(q.device, dtype))
+    log_decay = prepared_log_decay(log_decay, q.device, dtype)
     state = None if state is None else LinearState(*(x.to(dtype) for x in state))
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)

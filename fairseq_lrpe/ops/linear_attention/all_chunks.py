@@ -196,8 +196,8 @@ class _AllChunks(torch.autograd.Function):
         return *laid_out, g_initial, g_log_decay
 
 
-def _negative_unit():
-    return -torch.eye(1, ONES, device="cpu")[0]
+def _negative_unit(device):
+    return -torch.eye(1, ONES, device=device)[0]
 
 
 def _row_products(state, gradient):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
-from fairseq_lrpe.ops.decay import finite_log_decay
+from fairseq_lrpe.ops.decay import prepared_log_decay
 from fairseq_lrpe.ops.linear_attention.all_chunks import attend_all_chunks
 from fairseq_lrpe.ops.linear_attention.causal import chunk_causal
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, decayed_keys, update_state
@@ -45,8 +45,7 @@ def attend_last(
     dtype = sum_dtype(q.dtype, k.dtype, v.dtype)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if log_decay is not None:
-        log_decay = finite_log_decay(log_decay.to(q.device, dtype))
-        k = decayed_keys(k, log_decay[..., None] if log_decay.dim() in (1, 3) else log_decay)
+        k = decayed_keys(k, prepared_log_decay(log_decay, q.device, dtype))
     # torch multiplies the many small matrices of a decoding step far slower with four dimensions than three.
     scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT)
     out = torch.bmm(scores, v.flatten(0, 1))

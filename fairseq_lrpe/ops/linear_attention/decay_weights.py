@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.constants import constant, derived
+from fairseq_lrpe.ops.feature_products import is_later
 from fairseq_lrpe.ops.float64 import to_float64
 
 
@@ -17,7 +18,7 @@ class Weights(NamedTuple):
     means that all weights are 1.
 
     Attributes:
-        pairs: W, (C, C) or (.., C, C), or None if K is not 1; see :mod:`.feature_products`.
+        pairs: W, (C, C) or (.., C, C), or None if K is not 1; see :mod:`fairseq_lrpe.ops.feature_products`.
         sums: if K is not 1, sums of the log decays from the start of the chunk, (.., C, K).
         read: a, (.., C, K).
         update: b, (.., C, K).
@@ -46,23 +47,23 @@ def chunk_weights(log_decay: Tensor | None, size: int, length: int, like: Tensor
         options = {"device": like.device, "dtype": like.dtype}
         pairs = constant(lower_triangle, size, **options)
         return Weights(pairs, None, None, None, constant(lower_triangle, 1 + chunks, **options))
-    # Differences of large sums after strong decays need float64.
-    rates = to_float64(log_decay)
     if log_decay.dim() == 2:
-        return _constant_weights(rates, size, length, like)
+        return derived(_constant_weights, log_decay, size, length, like.device, like.dtype)
+    rates = to_float64(log_decay)  # differences of large sums after strong decays need float64
     if padding := chunks * size - length:
         rates = F.pad(rates, (0, 0, 0, padding))
     return _varying_weights(rates, size, like)
 
 
-def _constant_weights(rates, size, length, like):
-    """Returns the weights γ^distance for rates log γ (H or 1, K)."""
+def _constant_weights(log_decay, size, length, device, dtype):
+    """Returns the weights γ^distance for log γ (H or 1, K)."""
+    rates = to_float64(log_decay)
     is_single = rates.size(-1) == 1
     options = {"device": rates.device, "dtype": rates.dtype}
     distances = constant(_distances, size, length, is_single, **options)
     # All weights are one tensor, so that few operations compute them.
-    powers = torch.exp(rates[..., None] * distances.clamp(min=0)).to(like)
-    powers = powers * constant(_is_causal, size, length, is_single, device=like.device, dtype=like.dtype)
+    powers = torch.exp(rates[..., None] * distances.clamp(min=0)).to(device, dtype)
+    powers = powers * constant(_is_causal, size, length, is_single, device=device, dtype=dtype)
     shapes = _shapes(size, length, is_single)
     parts = powers.split([rows * columns for rows, columns in shapes], dim=-1)
     parts = [part.unflatten(-1, shape)[None] for part, shape in zip(parts, shapes, strict=True)]
@@ -92,14 +93,9 @@ def _differences(sums):
     return (sums[..., None] - sums[..., None, :]).masked_fill(later, -torch.inf)
 
 
-def lower_triangle(size: int) -> Tensor:
+def lower_triangle(size: int, device: torch.device) -> Tensor:
     """Returns whether key j is not after query i, as a number, (size, size)."""
-    return torch.ones(size, size, device="cpu").tril()
-
-
-def is_later(size: int) -> Tensor:
-    """Returns whether key j is after query i, (size, size)."""
-    return torch.ones(size, size, device="cpu", dtype=torch.bool).triu(1)
+    return torch.ones(size, size, device=device).tril()
 
 
 def _shapes(size, length, with_pairs):
@@ -109,19 +105,19 @@ def _shapes(size, length, with_pairs):
     return [(1, size), (different, size), (chunks + 1, chunks + 1), *[(size, size)] * with_pairs]
 
 
-def _distances(size, length, with_pairs):
+def _distances(size, length, with_pairs, device):
     """Returns all distances between rows of chunks and ends of chunks; a negative one is not causal."""
     (_, (chunks, _), (ends, _), *_) = _shapes(size, length, with_pairs)
-    rows = torch.arange(1, size + 1, device="cpu")
-    ends = torch.arange(ends, device="cpu").mul(size).clamp(max=length)
+    rows = torch.arange(1, size + 1, device=device)
+    ends = torch.arange(ends, device=device).mul(size).clamp(max=length)
     left = (ends.diff()[:chunks, None] if length % size else size) - rows
     parts = [rows, left.clamp(min=0), ends[:, None] - ends]
     parts += [rows[:, None] - rows] * with_pairs
     return torch.cat([part.flatten() for part in parts])
 
 
-def _is_causal(size, length, with_pairs):
-    return _distances(size, length, with_pairs) >= 0
+def _is_causal(size, length, with_pairs, device):
+    return _distances(size, length, with_pairs, device) >= 0
 
 
 def log_decay_gradient(log_decay: Tensor, rows: Tensor, first: Tensor | None, last: Tensor | None) -> Tensor:

@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_lrpe.ops.constants import constant
-from fairseq_lrpe.ops.linear_attention.decay_weights import is_later
 
 BLOCK = 8
 """Number of rows inside which each pair of rows has its own weights."""
@@ -20,9 +19,9 @@ class FeatureProducts:
     for each chunk.
 
     Args:
-        q: queries (B, H, N, C, d).
-        k: keys (B, H, N, C, d).
-        sums: c (B or 1, H or 1, N or 1, C, d), sums of the log decays from the start of the chunk.
+        q: queries (.., C, d).
+        k: keys (.., C, d).
+        sums: c (.., C, d), sums of the log decays from the start of the chunk.
     """
 
     def __init__(self, q: Tensor, k: Tensor, sums: Tensor):
@@ -49,7 +48,7 @@ class FeatureProducts:
         self.paired_k = self.k[..., None, :, :] * self.pair_weights
 
     def scores(self) -> Tensor:
-        """Returns s (B, H, N, C, C), which is 0 for j > i."""
+        """Returns s (.., C, C), which is 0 for j > i."""
         earlier = (self.weighted_q @ self.weighted_k.mT).unflatten(-1, (self.blocks, BLOCK))
         inside = (self.paired_k @ self.q[..., None]).squeeze(-1)
         # The entries of ``inside`` are those with the same block of the query and of the key.
@@ -57,7 +56,7 @@ class FeatureProducts:
         return scores.flatten(-2).flatten(-3, -2)[..., : self.size, : self.size]
 
     def gradients(self, g_scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the gradients of q and k (B, H, N, C, d) from that of the scores."""
+        """Returns the gradients of q and k (.., C, d) from that of the scores."""
         padding = self.blocks * BLOCK - self.size
         g_scores = F.pad(g_scores, (0, padding, 0, padding)) if padding else g_scores
         g_rows = g_scores.unflatten(-2, (self.blocks, BLOCK))
@@ -72,7 +71,12 @@ class FeatureProducts:
         return g_q.flatten(-3, -2)[..., : self.size, :], g_k[..., : self.size, :]
 
 
-def _is_not_in_earlier_block(blocks):
+def is_later(size: int, device: torch.device) -> Tensor:
+    """Returns whether key j is after query i, (size, size)."""
+    return torch.ones(size, size, device=device, dtype=torch.bool).triu(1)
+
+
+def _is_not_in_earlier_block(blocks, device):
     """Returns whether key j is not before block n, (blocks, rows)."""
-    starts = torch.arange(blocks, device="cpu") * BLOCK
-    return torch.arange(blocks * BLOCK, device="cpu") >= starts[:, None]
+    starts = torch.arange(blocks, device=device) * BLOCK
+    return torch.arange(blocks * BLOCK, device=device) >= starts[:, None]
