@@ -100,7 +100,8 @@ def _derived(function, constant, arguments):
     with _eager():
         result = function(constant, *arguments)
     for x in tree_leaves(result):
-        _results[x] = True
+        if isinstance(x, Tensor):
+            _results[x] = True
     return result
 
 
