@@ -34,13 +34,18 @@ from fairseq_lrpe.experiments.execution.progress import show_training
 from fairseq_lrpe.experiments.execution.reported_batch import ReportedBatch
 from fairseq_lrpe.experiments.execution.run_directory import (
     InUse,
-    Log,
     is_locked,
     locked,
-    read_json,
-    read_lines,
+)
+from fairseq_lrpe.experiments.execution.run_files import (
+    REMEDY,
+    entry_updates,
+    read_evaluation,
+    read_log,
+    read_settings,
     write_json,
 )
+from fairseq_lrpe.experiments.execution.run_log import Log, training_speed
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import (
     REPOSITORY,
@@ -116,7 +121,7 @@ class Job:
 
     @property
     def record(self) -> dict:
-        return read_json(self.folder / "evaluation.json")
+        return read_evaluation(self.folder)
 
     @property
     def state(self) -> str:
@@ -237,7 +242,7 @@ def missing_evaluations(job: Job, record: dict) -> list[str]:
     recorded = record.get("evaluations", {})
     wanted = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
     differ = run_directory.setting_differences
-    return [x for x, now in wanted.items() if x not in recorded or differ(recorded[x]["settings"], now)]
+    return [x for x, now in wanted.items() if x not in recorded or differ(recorded[x].get("settings"), now)]
 
 
 def evaluation_settings(job: Job, name: str) -> dict:
@@ -295,7 +300,7 @@ def run_primary(job: Job) -> None:
 
 
 def train(job: Job, settings: dict) -> None:
-    folder, before = job.folder, read_json(job.folder / "run.json")
+    folder, before = job.folder, read_settings(job.folder)
     if before:
         settings["started"] = before["started"]
         job.say(f"resuming: {folder}")
@@ -312,13 +317,13 @@ def train(job: Job, settings: dict) -> None:
     log.restore(folder / "checkpoints", job.updates)
     if ended := run_training(job, command, log):
         write_json(folder / "evaluation.json", {**job.record, "ended": ended})
-    if speed := run_directory.training_speed(folder):
+    if speed := training_speed(folder):
         record_evaluation(job, "training", speed)
 
 
 def resumed_command(job: Job) -> list[str]:
     last = job.folder / "checkpoints" / run_directory.LAST
-    checkpoint = run_directory.read_checkpoint(last, run_directory.REMEDY) if last.exists() else None
+    checkpoint = run_directory.read_checkpoint(last, REMEDY) if last.exists() else None
     return endings.with_time_limit(train_command(job), checkpoint)
 
 
@@ -339,7 +344,7 @@ def run_training(job: Job, command: list[str], log: Log) -> dict | None:
         return None
     if job.lock is None:  # the node that holds the lock records the ending
         return None
-    logged = run_directory.entry_updates(log.entries[-1]) if log.entries else 0
+    logged = entry_updates(log.entries[-1]) if log.entries else 0
     return endings.find_ending(log.path, command, max(completed, logged), job.updates)
 
 
@@ -368,7 +373,7 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
         else:
             execute_run(trial)
         tried[trial_name(job, trial)] = trial.record["evaluations"]
-        updates += trial.record.get("ended", {}).get("updates", trial.updates)
+        updates += trial.record.get("ended", {"updates": trial.updates})["updates"]
         log += json.dumps({"kind": "tried", "trial": trial_name(job, trial), "num_updates": updates}) + "\n"
         write_atomic(job.folder / "log.jsonl", log)
     sign = 1 if job.kind.metrics[metric] == "higher" else -1
@@ -391,7 +396,7 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
             path.unlink()
     own = job.folder / "checkpoints" / checkpoint.name
     link(checkpoint, own)
-    entries = [entry for entry in read_lines(best.folder / "log.jsonl") if entry["kind"] != "train_inner"]
+    entries = [entry for entry in read_log(best.folder) if entry["kind"] != "train_inner"]
     write_atomic(job.folder / "log.jsonl", log + "".join(json.dumps(entry) + "\n" for entry in entries))
     path = str(own.relative_to(job.folder))
     write_json(job.folder / "evaluation.json", {"chosen": name, "checkpoint": path, **outcome})
@@ -441,7 +446,7 @@ def record_evaluation(job: Job, name: str, measured: dict) -> None:
 
 def check_finished(job: Job) -> None:
     """Raises a UserError if a run's files are damaged, or its data or settings are not the job's."""
-    now = run_directory.read_settings(job.folder)
+    now = read_settings(job.folder)
     now |= {**asdict(job.run), "changes": dict(job.run.changes)}
     now |= {"config": job.config, "flags": job.extra_flags, "data": data_sizes(job.kind, job.cfg)}
     if job.precision is not None:
@@ -449,7 +454,7 @@ def check_finished(job: Job) -> None:
     if job.starts_from is None or job.starts_from.is_file():  # it may have been removed
         now["starts_from"] = initial_checkpoint(job)
     run_directory.check_settings(job.folder, now)
-    recorded = read_json(job.folder / "run.json")
+    recorded = read_settings(job.folder)
     if recorded["config"].get("starts_from") != job.start_name:  # earlier versions have other names for it
         recorded["config"]["starts_from"] = job.start_name
         write_json(job.folder / "run.json", recorded)

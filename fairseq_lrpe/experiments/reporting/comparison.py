@@ -9,8 +9,10 @@ import pandas as pd
 from fairseq_lrpe.experiments.definition.run import experiment_of, is_seed
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.differences import INTERVALS, Differences
-from fairseq_lrpe.experiments.reporting.records import RunRecord, flat_texts, read_run
+from fairseq_lrpe.experiments.reporting.records import read_run
 from fairseq_lrpe.experiments.reporting.renderers import Section, format_number
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord
+from fairseq_lrpe.experiments.reporting.settings import flat_texts
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
 

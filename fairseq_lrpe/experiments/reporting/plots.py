@@ -21,8 +21,8 @@ from fairseq_lrpe.experiments.definition.kinds.base import Curve
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.aggregate import measuring_runs
-from fairseq_lrpe.experiments.reporting.records import RunRecord
 from fairseq_lrpe.experiments.reporting.renderers import heading
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure

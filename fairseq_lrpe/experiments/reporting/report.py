@@ -22,8 +22,10 @@ from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
-from fairseq_lrpe.experiments.reporting.records import RunRecord, flat_texts, machine, read_runs
+from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord
+from fairseq_lrpe.experiments.reporting.settings import flat_texts, machine
 from fairseq_lrpe.experiments.reporting.tables import (
     experiment_sections,
     measured_name,

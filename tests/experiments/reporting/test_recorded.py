@@ -14,7 +14,9 @@ from fairseq_lrpe.cli import results
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.reporting import recording
-from fairseq_lrpe.experiments.reporting.records import MEASUREMENTS, machine, read_runs, read_settings
+from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS, read_settings
+from fairseq_lrpe.experiments.reporting.records import read_runs
+from fairseq_lrpe.experiments.reporting.settings import machine
 from fairseq_lrpe.experiments.reporting.tables import omissions
 
 CPU = {"gpus": 0, "nodes": 1, "cpu": True, "precision": "fp32", "gpu_names": []}
