@@ -90,7 +90,10 @@ def _check_file(path, remedy):
 
 def parse_object(text: bytes, model: type[BaseModel]) -> dict:
     """Parses a JSON object; raises ValueError if it is nested too deeply, or differs from the model."""
-    content = from_json(text, cache_strings="keys")
+    try:
+        content = from_json(text, cache_strings="keys")
+    except ValueError as error:
+        raise UserError(f"it is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise UserError("it is not a JSON object")
     validate(model, content)

@@ -29,7 +29,8 @@ class Log:
 
     def __init__(self, folder: Path, name: str = "train.log", completed: int = 0):
         self.path, self.jsonl = folder / name, folder / "log.jsonl"
-        logs = sorted(folder.glob("train*.log"), key=lambda path: path.stat().st_mtime)  # each node has a log
+        logs = [path for path in folder.glob("train*.log") if path.is_file()]  # each node has a log
+        logs.sort(key=lambda path: path.stat().st_mtime)
         lines = [line for path in logs for line in path.read_text("utf-8", "replace").splitlines()]
         found = [*read_log(folder), *filter(None, map(self.parse, lines))]
         self.entries = in_order(entry for entry in found if entry_updates(entry) <= completed)

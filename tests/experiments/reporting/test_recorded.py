@@ -165,7 +165,7 @@ def test_records_are_read_like_runs(folder, records):
     ("measurements/lm-mini.csv", ",rope,,2,", ",rope,,1,", "two lines differ at most in the value"),
     ("curves/lm-mini.csv", ",400.0", ",many", "could not convert"),
     ("settings/lm-mini.jsonl", '"kind": "lm"', '"kind": "lmm"', "unknown kind 'lmm': expected one of "),
-    ("settings/lm-mini.jsonl", '"finished": ', '"ended": ', "'finished'"),
+    ("settings/lm-mini.jsonl", '"finished": ', '"ending": ', "finished: this key is missing"),
 ])  # fmt: skip
 def test_damaged_records(name, old, new, problem, folder, records):
     path = records / name

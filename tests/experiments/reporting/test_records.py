@@ -13,12 +13,12 @@ KIND = '"kind": "lm"'
 
 
 @pytest.mark.parametrize(("name", "content", "problem"), [
-    ("run.json", "[1]", "run.json is not a JSON object"),
+    ("run.json", "[1]", "run.json is damaged (it is not a JSON object): restore it, or "),
     ("run.json", '{"kind": "x", "config": {}}', "unknown kind 'x': expected one of "),
-    ("run.json", f'{{{KIND}, "config": {{}}}}', "the key 'updates' is missing"),
-    ("run.json", b"\xff\xfe", "codec can't decode"),
-    ("evaluation.json", '{"evaluations": {"valid": {"perplexity": "many"}}}', "could not convert string"),
-    ("log.jsonl", "x\n{}\n", "log.jsonl is damaged (line 1 is not a JSON object)"),
+    ("run.json", f'{{{KIND}, "config": {{}}}}', "run.json lacks the key updates: restore it, or "),
+    ("run.json", b"\xff\xfe", "run.json is damaged (it is not JSON: "),
+    ("evaluation.json", '{"evaluations": {"valid": {"perplexity": "many"}}}', "valid.perplexity: input should be a valid n"),
+    ("log.jsonl", "x\n{}\n", "log.jsonl is damaged (line 1: it is not JSON: "),
 ])  # fmt: skip
 def test_damaged_files(name, content, problem, tmp_path):
     folder = tmp_path / "lm/gone/linear_base/updates=800/seed-1"

@@ -63,7 +63,9 @@ def test_report_contains_tables_and_runs(runs):
     assert run == "lm/big/linear_tmlr_type1/seed-2" and bar == "100 of 100" and updated.endswith("UTC")
     assert progress.startswith("100 of 100 updates, ppl 96")
     broken = {row[0]: row[1:3] for rows in shown.tables if rows[0][1] == "state" for row in rows[1:]}
-    assert broken["lm/big/linear_rope/seed-2"][0].startswith("damaged: Unterminated string")
+    assert broken["lm/big/linear_rope/seed-2"][0].startswith(
+        "damaged: run.json is damaged (it is not JSON: EOF "
+    )
     assert broken["lm/big/linear_base/seed-3"] == ["not measured", f"train.log ends: RuntimeError: {HOSTILE}"]
     assert broken["lm/big/linear_tmlr_type2/seed-1"] == ["stopped at 40 of 100", "-"]
     places = shown.table("versions", "machine", "commit", "runs")
