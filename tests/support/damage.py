@@ -11,23 +11,15 @@ VALUES = [
     '""',
     '"x"',
     r'"\u0000"',
-    r'"\ud800"',
     "true",
     "-1",
-    "0",
     "0.5",
     "1e308",
-    "-1e308",
+    "1e400",
+    "-1e400",
+    "NaN",
 ]
-VALUES += ["1e400", "-1e400", "NaN", "9" * 30, "9" * 400, "9" * 5000, "[" * DEPTH + "]" * DEPTH]
-VALUES += [
-    "[" * 150 + "]" * 150,
-    '{"x": [1, null, {"y": 2}]}',
-    '["x"]',
-    "[null]",
-    '{"x": null}',
-    '{"x": {"y": "z"}}',
-]
+VALUES += ["9" * 400, "[" * DEPTH + "]" * DEPTH, "[" * 150 + "]" * 150, "[null]", '{"x": null}']
 """JSON that replaces a value; a removed key is None."""
 FILES = {
     "empty": b"",

@@ -14,13 +14,15 @@ from fairseq_lrpe.experiments.definition.schema import validate
 from fairseq_lrpe.experiments.execution.run_schema import UPDATES, Evaluation, LogEntry, Settings
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, write_atomic
-from fairseq_lrpe.utils.yaml_values import check_value
+from fairseq_lrpe.utils.yaml_values import MAX_DEPTH, check_value
 
 SETTINGS = (
     "experiment attention method seed changes kind updates precision flags data started starts_from "
     "config.choose config.data config.evaluate.checkpoint"
 ).split()
 """Keys of run.json without which a run can be neither resumed nor evaluated."""
+MAX_LEVELS = 2 * MAX_DEPTH
+"""Maximum number of nested lists and objects; settings come from YAML, which has a limit itself."""
 REMEDY = "restore it, or remove the run's folder"
 
 
@@ -76,10 +78,20 @@ def _read_object(path, model, remedy):
     _check_file(path, remedy)
     try:
         content = parse_object(read_file(path), model)
+        if depth(content) > MAX_LEVELS:
+            raise UserError(f"its values are nested more than {MAX_LEVELS} levels deep")
         check_value(content)
     except ValueError as error:
         raise DamagedFile(path, f"is damaged ({error})", remedy) from None
     return content
+
+
+def depth(value: object) -> int:
+    """Returns the number of lists and objects around the innermost value of parsed JSON."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(depth, inner), default=0)
 
 
 def _check_file(path, remedy):

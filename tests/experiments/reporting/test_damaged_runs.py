@@ -74,6 +74,11 @@ LOG = [
 ]
 
 
+READ_SETTINGS = ("data", "by_method", "evaluate", "choose", "task", "starts_from", "updates", "epochs")
+"""Settings that are read without the YAML file; others, such as the flags of fairseq, are only shown."""
+SOME_VALUES = [None, "null", "[]", "NaN", "9" * 400, "[" * 150 + "]" * 150]
+
+
 def write(folder, perplexity=30.5, **changed):
     """Writes all files of a finished run with all keys that a run can have."""
     folder.mkdir(parents=True)
@@ -108,7 +113,6 @@ def mutants(tmp_path_factory):
     folder, found = write_sound(tmp_path_factory.mktemp("results")), {}
 
     def add(name, path, text, value):
-        # Unread values of the log may be anything, so that there is one run less for each of them.
         seed = len(found) + 2
         run = folder / f"{EXPERIMENT}/linear_rope/seed-{seed}"
         run.mkdir(parents=True)
@@ -124,8 +128,8 @@ def mutants(tmp_path_factory):
     shutil.rmtree(folder / "lm/other")
     for name, content in files.items():
         for path in paths(content):
-            # Settings of fairseq's flags are all read in the same way.
-            chosen = [None, *VALUES] if len(path) < 3 or path[:2] != ("config", "train") else VALUES[::6]
+            is_flag = path[0] == "config" and path[1:2] != () and path[1] not in READ_SETTINGS
+            chosen = SOME_VALUES if is_flag else [None, *VALUES]
             for value in chosen:
                 add(name, path, damaged(content, path, value), value)
     for number, entry in enumerate(LOG):
@@ -226,3 +230,63 @@ def test_execution_of_damaged_runs_ends_in_one_line(mutants):
                 raise AssertionError(f"{name}: {damage}") from error
     with pytest.raises(UserError):
         list(glue_submission.finished_runs(folder / f"{EXPERIMENT}/linear_rope"))
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_FILES)
+@pytest.mark.parametrize("name", [*RECORDS, "lock", "train.log"])
+def test_damaged_files_hide_no_run(name, kind, tmp_path):
+    write_sound(tmp_path)
+    run = tmp_path / f"{EXPERIMENT}/linear_rope/seed-1"
+    write(run)
+    replace_file(run / name, kind)
+    records = {record.run.method: record for record in read_runs(tmp_path)}
+    assert records["base"].value("valid", "perplexity") == SOUND_VALUE
+    is_missing = "link" in kind and name != "run.json"
+    is_damaged = name in RECORDS and not is_missing and (name, kind) != ("log.jsonl", "empty")
+    assert (records["rope"].state == "damaged") == is_damaged
+    if is_damaged:
+        assert records["rope"].problem.startswith(f"{name} ") and "remove" in records["rope"].problem
+    table = "\n".join(renderers.markdown(tables.experiment_sections(list(records.values()))))
+    assert f"{SOUND_VALUE}" in table
+    training_steps = (Log, training_speed, endings.logged_updates, lambda run: describe_folder(run, 400))
+    for step in training_steps:
+        try:
+            step(run)
+        except (UserError, OSError) as error:
+            assert str(run) in str(error)
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("run.json", "nested"), ("run.json", "pipe"), ("evaluation.json", "a list"), ("log.jsonl", "zeros"),
+])  # fmt: skip
+def test_commands(name, kind, tmp_path):
+    """Each command that reads results shows the sound run, or names the damaged file in its only line."""
+    folder = write_sound(tmp_path / "results")
+    run = folder / f"{EXPERIMENT}/linear_rope/seed-1"
+    write(run)
+    replace_file(run / name, kind)
+    shown = run_here(results.main, "--results", folder, "--experiment", EXPERIMENT)
+    assert shown.returncode == 0 and f"{SOUND_VALUE}" in shown.stdout and f"{name} is " in shown.stdout
+    out = tmp_path / "report.html"
+    assert run_here(report_command.main, "--results", folder, "--out", out).returncode == 0
+    assert f"{SOUND_VALUE}" in out.read_text() and f"{name} is " in out.read_text()
+    words = [["compare", run, folder / SOUND]]
+    if name != "log.jsonl":
+        words += [["evaluate", run, 8], ["generate", run], ["classify", run, tmp_path, "valid=x.tsv"]]
+    for command, *arguments in words:
+        done = run_here(lambda words=(command, *map(str, arguments)): main([*words]))
+        *usage, last = done.stderr.strip().splitlines()
+        assert done.returncode == 1 and not usage and f"{name} is " in last, done.stderr
+
+
+def test_recording_and_checking_beside_damaged_runs(tmp_path):
+    folder = write_sound(tmp_path / "results")
+    for seed, kind in enumerate(KINDS_OF_FILES, 2):
+        write(folder / f"{EXPERIMENT}/linear_rope/seed-{seed}", seed=seed)
+        replace_file(folder / f"{EXPERIMENT}/linear_rope/seed-{seed}/evaluation.json", kind)
+    found = recording.finished_runs(folder)
+    lines, _ = recording.check(folder, results.RECORDED)
+    damaged_runs = sum("link" not in kind for kind in KINDS_OF_FILES)
+    assert sum("damaged: evaluation.json" in reason for reason in found[1]) == damaged_runs
+    assert lines[-1].count("damaged: evaluation.json") == damaged_runs
+    assert "Atlas" in atlas.render(folder)

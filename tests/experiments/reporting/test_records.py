@@ -10,6 +10,7 @@ from fairseq_lrpe.experiments.definition.run import Run, run_folders
 from fairseq_lrpe.experiments.reporting.records import read_run
 
 KIND = '"kind": "lm"'
+BAD_NUMBER = '{"evaluations": {"valid": {"perplexity": "many"}}}'
 
 
 @pytest.mark.parametrize(("name", "content", "problem"), [
@@ -17,7 +18,7 @@ KIND = '"kind": "lm"'
     ("run.json", '{"kind": "x", "config": {}}', "unknown kind 'x': expected one of "),
     ("run.json", f'{{{KIND}, "config": {{}}}}', "run.json lacks the key updates: restore it, or "),
     ("run.json", b"\xff\xfe", "run.json is damaged (it is not JSON: "),
-    ("evaluation.json", '{"evaluations": {"valid": {"perplexity": "many"}}}', "valid.perplexity: input should be a valid n"),
+    ("evaluation.json", BAD_NUMBER, "(evaluations.valid.perplexity: input should be a valid number)"),
     ("log.jsonl", "x\n{}\n", "log.jsonl is damaged (line 1: it is not JSON: "),
 ])  # fmt: skip
 def test_damaged_files(name, content, problem, tmp_path):
