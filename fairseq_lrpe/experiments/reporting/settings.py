@@ -60,7 +60,7 @@ def compared(
     found = {
         part: {k: x for k, x in flatten(of) if x not in (None, "", [], {})} for part, of in parts.items()
     }
-    return {part: settings for part, settings in found.items() if settings}
+    return {part: settings for part, settings in found.items() if settings or not part}
 
 
 def _is_compared(key, method):

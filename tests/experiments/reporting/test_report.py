@@ -76,8 +76,9 @@ def test_report_contains_tables_and_runs(runs):
     ]
     settings = [row for rows in shown.tables if rows[0] == ["key", "value"] for row in rows]
     assert ["config.updates", "100"] in settings
-    header, *rows = next(rows for rows in shown.tables if rows[0][:2] == ["state", "run"])
-    [row] = [dict(zip(header, row, strict=True)) for row in rows if row[1] == "linear_base/seed-1"]
+    lists = [rows for rows in shown.tables if rows[0][:2] == ["state", "run"]]
+    rows = [dict(zip(rows[0], row, strict=True)) for rows in lists for row in rows[1:]]
+    [row] = [row for row in rows if row["run"] == "linear_base/seed-1"]
     assert row["valid perplexity"] == "100" and row["environment"] == number
     assert f"note: {HOSTILE}" in row["other settings"] and "config.updates" not in row["other settings"]
 
