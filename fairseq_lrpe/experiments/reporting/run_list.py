@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 from fairseq_lrpe.experiments.reporting.settings import flat_texts
 
@@ -11,6 +12,9 @@ IDENTIFYING = ("experiment", "attention", "method", "seed", "changes", "started"
 """Keys of run.json that the other columns of a row show."""
 RECORDED = ("evaluations", "tried", "finished")
 """Keys of evaluation.json that columns show, or the runs of trials."""
+
+EVALUATED = ("evaluations.", "ended.", "chosen", "checkpoint")
+"""Beginnings of the keys of evaluation.json, which a run has after its training."""
 
 
 @dataclass
@@ -55,7 +59,7 @@ def _numbers(record):
     """Returns {"EVALUATION METRIC": text} of everything that evaluations measured."""
     found = {}
     for name, measured in record.evaluation.get("evaluations", {}).items():
-        values = {f"{name} {key}": value for key, value in measured.items() if _is_number(value)}
+        values = {heading(f"{name} {key}"): x for key, x in measured.items() if _is_number(x)}
         found |= flat_texts(values)
     return found
 
@@ -65,7 +69,9 @@ def _is_number(value):
 
 
 def _differences(texts, common):
+    """Returns a run's own values, and the names of common settings that its run.json lacks."""
     parts = [f"{key}: {text}" for key, text in texts.items() if common.get(key) != text]
     if texts:
-        parts += [f"{key}: missing" for key in common if key not in texts]
+        missing = [key for key in common if key not in texts and not key.startswith(EVALUATED)]
+        parts += [f"{key}: missing" for key in missing]
     return "; ".join(parts)
