@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from fairseq_lrpe.experiments.execution.run_schema import METRICS, SPEEDS
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 from fairseq_lrpe.experiments.reporting.settings import flat_texts
@@ -13,6 +14,8 @@ IDENTIFYING = ("experiment", "attention", "method", "seed", "changes", "started"
 RECORDED = ("evaluations", "tried", "finished")
 """Keys of evaluation.json that columns show, or the runs of trials."""
 
+MEASURED = (*METRICS, *SPEEDS)
+"""Keys of evaluations that have a column each."""
 EVALUATED = ("evaluations.", "ended.", "chosen", "checkpoint")
 """Beginnings of the keys of evaluation.json, which a run has after its training."""
 
@@ -50,22 +53,18 @@ def _texts(record):
     settings = {key: value for key, value in record.settings.items() if key not in IDENTIFYING}
     evaluation = {key: value for key, value in record.evaluation.items() if key not in RECORDED}
     for name, measured in record.evaluation.get("evaluations", {}).items():
-        texts = {key: value for key, value in measured.items() if not _is_number(value)}
+        texts = {key: value for key, value in measured.items() if key not in MEASURED}
         evaluation |= {f"evaluations.{name}": texts} if texts else {}
     return flat_texts(settings | evaluation) if settings else {}
 
 
 def _numbers(record):
-    """Returns {"EVALUATION METRIC": text} of everything that evaluations measured."""
+    """Returns {"EVALUATION METRIC": text} of a run's measurements."""
     found = {}
     for name, measured in record.evaluation.get("evaluations", {}).items():
-        values = {heading(f"{name} {key}"): x for key, x in measured.items() if _is_number(x)}
+        values = {heading(f"{name} {key}"): x for key, x in measured.items() if key in MEASURED}
         found |= flat_texts(values)
     return found
-
-
-def _is_number(value):
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _differences(texts, common):
