@@ -3,6 +3,52 @@
 import json
 import os
 
+from omegaconf import OmegaConf
+
+from fairseq_lrpe.experiments.definition.experiment import Experiment
+
+EXPERIMENT = "lm/mini"
+SOUND = "lm/mini/linear_base/seed-1"
+SOUND_VALUE = 33.25
+SETTINGS = {
+    "experiment": EXPERIMENT,
+    "attention": "linear",
+    "method": "rope",
+    "seed": 1,
+    "changes": {},
+    "kind": "lm",
+    "updates": 400,
+    "gpus": 2,
+    "nodes": 1,
+    "cpu": True,
+    "precision": "fp32",
+    "rendezvous": None,
+    "gpu_names": ["Toy (cuda:0)"],
+    "processor": {"name": "Toy CPU", "instructions": "AVX2", "threads": 2},
+    "flags": ["--fp16"],
+    "starts_from": {"path": "a.pt", "sha256": "0" * 64},
+    "data": {"train.bin": 9, "valid.bin": 4},
+    "versions": {"python": "3.11.7", "torch": "2.0", "fairseq": None, "fairseq_lrpe": "1.0"},
+    "git": {"revision": "0" * 40, "dirty": True},
+    "extended": {"from": "lm/mini/linear_rope/updates=9/seed-1", "updates": 9},
+    "started": "2020-01-02T03:04:05+00:00",
+}
+LOG = [
+    {"kind": "tried", "trial": "train.lr=0.1", "num_updates": 10},
+    {
+        "kind": "train_inner",
+        "epoch": 1,
+        "loss": 6.4,
+        "ppl": 84.1,
+        "wps": 51,
+        "wpb": 9,
+        "bsz": 4,
+        "num_updates": 200,
+    },
+    {"kind": "valid", "epoch": 1, "valid_loss": 6.1, "valid_ppl": 66.2, "valid_num_updates": 400},
+    {"kind": "train", "epoch": 1, "train_loss": 6.1, "train_train_wall": 9, "train_num_updates": 400},
+]
+
 DEPTH = 5000
 VALUES = [
     "null",
@@ -72,3 +118,31 @@ def replace_file(path, kind):
 
 
 KINDS_OF_FILES = ("folder", "pipe", "dangling link", "link to itself", *FILES)
+
+
+def write(folder, perplexity=30.5, **changed):
+    """Writes all files of a finished run with all keys that a run can have."""
+    folder.mkdir(parents=True)
+    config = OmegaConf.to_container(Experiment.load(EXPERIMENT).cfg, resolve=True)
+    config |= {
+        "by_method": {"rope": {"clip_norm": 1.0}},
+        "choose": {"train.lr": [0.1]},
+        "task": "RTE",
+        "epochs": 2,
+    }
+    metrics = {"perplexity": perplexity, "bits": 5.1, "nats": 3.5, "tokens": 558, "length": 256}
+    metrics |= {"settings": {"split": "valid", "length": 256}, "perplexity_signature": "x"}
+    evaluations = {"valid": metrics, "training": {"tokens_per_second": 51}}
+    evaluation = {"chosen": "train.lr=0.1", "checkpoint": "checkpoints/checkpoint_best.pt"}
+    evaluation |= {"evaluations": evaluations, "tried": {"train.lr=0.1": {"valid": {"perplexity": 1.0}}}}
+    evaluation |= {"ended": {"updates": 400, "reason": "patience"}, "finished": "2020-01-02T03:04:05+00:00"}
+    files = {"run.json": SETTINGS | {"config": config} | changed, "evaluation.json": evaluation}
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in LOG))
+    return files
+
+
+def write_sound(folder):
+    write(folder / SOUND, SOUND_VALUE, method="base")
+    return folder

@@ -67,7 +67,7 @@ class Config(Content):
 
 class Processor(Content):
     name: str
-    instructions: str
+    instructions: str = ""  # missing in runs of version 1.0
     threads: PositiveCount
 
 

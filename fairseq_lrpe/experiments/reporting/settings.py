@@ -28,7 +28,8 @@ def machine(settings: dict) -> str:
         processes = (settings.get("gpus") or 1) * nodes
         threads = f"{cpu['threads']} thread{'s' * (cpu['threads'] != 1)}"
         each = f"{processes} processes with {threads} each" if processes > 1 else threads
-        devices = f"CPU ({cpu['name']}, {cpu['instructions']}, {each})"
+        parts = (cpu["name"], cpu.get("instructions"), each)
+        devices = f"CPU ({', '.join(filter(None, parts))})"
     return f"{devices} {settings.get('precision', '')}".strip()
 
 

@@ -142,6 +142,7 @@ def test_ambiguous_runs_are_refused(folder, records):
 
 
 @pytest.mark.parametrize("settings, expected", [
+    ({**CPU, "processor": {"name": "Toy CPU", "threads": 3}}, "CPU (Toy CPU, 3 threads) fp32"),
     ({**CPU, "gpus": 2}, "CPU (Toy CPU, AVX2, 2 processes with 1 thread each) fp32"),
     ({"gpus": 2, "precision": "fp16", "gpu_names": ["A (cuda:0)", "A (cuda:1)", "B"]}, "2 × A fp16"),
     ({"gpus": 1, "nodes": 2, "precision": "fp16", "gpu_names": ["A (cuda:0)"]}, "2 × A fp16"),
