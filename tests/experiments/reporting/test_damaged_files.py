@@ -5,7 +5,6 @@ from support.damage import EXPERIMENT, KINDS_OF_FILES, SOUND, SOUND_VALUE, repla
 from support.tiny import run_here
 
 from fairseq_lrpe.cli import main as lrpe
-from fairseq_lrpe.cli import results
 from fairseq_lrpe.experiments.definition.run import RECORDS
 from fairseq_lrpe.experiments.execution import endings
 from fairseq_lrpe.experiments.execution.progress import describe_folder
@@ -71,7 +70,7 @@ def test_recording_and_checking_beside_damaged_runs(tmp_path):
         write(folder / f"{EXPERIMENT}/linear_rope/seed-{seed}", seed=seed)
         replace_file(folder / f"{EXPERIMENT}/linear_rope/seed-{seed}/evaluation.json", kind)
     found = recording.finished_runs(folder)
-    lines, _ = recording.check(folder, results.RECORDED)
+    lines, _ = recording.check(folder, tmp_path / "records")
     damaged_runs = sum("link" not in kind for kind in KINDS_OF_FILES)
     assert sum("damaged: evaluation.json" in reason for reason in found[1]) == damaged_runs
     assert lines[-1].count("damaged: evaluation.json") == damaged_runs
