@@ -7,7 +7,8 @@ import pytest
 from support.tiny import SMALL_LM, output_of, read, run_here
 
 from fairseq_lrpe.cli import results, train
-from fairseq_lrpe.experiments.execution import endings, run_directory
+from fairseq_lrpe.experiments.execution import endings
+from fairseq_lrpe.experiments.execution.run_files import write_json
 from fairseq_lrpe.experiments.reporting.records import read_runs
 
 START = "$ fairseq-train data\n"
@@ -96,7 +97,7 @@ def test_run_of_version_1_1_that_ended_early_is_continued(data_bin, tmp_path):
     assert run_here(train.main, *words).returncode == 1
     folder = only_run(tmp_path).folder
     wrong = {"evaluations": {"test": {"settings": {}, "perplexity": 997.0}}, "finished": "2026-10-01"}
-    run_directory.write_json(folder / "evaluation.json", wrong)
+    write_json(folder / "evaluation.json", wrong)
     assert only_run(tmp_path).describe_state() == "stopped at 1 of 30"
     output_of(train.main, *words_of(data_bin, tmp_path))
     assert only_run(tmp_path).measured["test"]["perplexity"] < 900
