@@ -41,8 +41,10 @@ def write_json(path: Path, content: object) -> None:
 def read_settings(folder: Path, keys: Iterable[str] = SETTINGS) -> dict:
     """Returns the content of run.json, or {} without the file; raises DamagedFile if a key is missing."""
     path = folder / "run.json"
+    if not path.exists():
+        return {}
     settings = _read_object(path, Settings, REMEDY)
-    for key in keys if settings else ():
+    for key in keys:
         value = settings
         for name in key.split("."):
             if name not in value:
@@ -53,7 +55,8 @@ def read_settings(folder: Path, keys: Iterable[str] = SETTINGS) -> dict:
 
 def read_evaluation(folder: Path) -> dict:
     """Returns the content of evaluation.json, or {} without the file."""
-    return _read_object(folder / "evaluation.json", Evaluation, "restore or remove it")
+    path = folder / "evaluation.json"
+    return _read_object(path, Evaluation, "restore or remove it") if path.exists() else {}
 
 
 def read_log(folder: Path) -> Iterator[dict]:
@@ -65,16 +68,15 @@ def read_log(folder: Path) -> Iterator[dict]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                yield parse_entry(line)
+                entry = parse_entry(line)
             except ValueError as error:
                 if not line.endswith(b"\n") and not _is_json(line):
                     return
                 raise DamagedFile(path, f"is damaged (line {number}: {error})", REMEDY) from None
+            yield entry
 
 
 def _read_object(path, model, remedy):
-    if not path.exists():
-        return {}
     _check_file(path, remedy)
     try:
         content = parse_object(read_file(path), model)

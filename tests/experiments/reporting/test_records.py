@@ -17,6 +17,7 @@ BAD_NUMBER = '{"evaluations": {"valid": {"perplexity": "many"}}}'
     ("run.json", "[1]", "run.json is damaged (it is not a JSON object): restore it, or "),
     ("run.json", '{"kind": "x", "config": {}}', "unknown kind 'x': expected one of "),
     ("run.json", f'{{{KIND}, "config": {{}}}}', "run.json lacks the key updates: restore it, or "),
+    ("run.json", "{}", "run.json lacks the key kind: restore it, or "),
     ("run.json", b"\xff\xfe", "run.json is damaged (it is not JSON: "),
     ("evaluation.json", BAD_NUMBER, "(evaluations.valid.perplexity: input should be a valid number)"),
     ("log.jsonl", "x\n{}\n", "log.jsonl is damaged (line 1: it is not JSON: "),
