@@ -58,8 +58,8 @@ PROBLEMS = {
     "failed": "Failed: the last command ended with an error",
     "stopped": "Stopped: the same command resumes the training",
 }
-MAX_POINTS = 150_000
-"""Number of points of all curves together: about 2 MB."""
+MAX_POINTS = 120_000
+"""Number of points of all curves together, with which a page of 5,000 runs is smaller than 10 MB."""
 MAX_LOG_LINE = 500  # number of characters of a log line that are shown
 
 

@@ -177,9 +177,9 @@ def test_size_of_a_report_of_many_runs(tmp_path, monkeypatch):
     few, curve = size(1, 2)
     [points] = {tuple(x) for x in drawn_updates(few)}
     assert list(points) == list(curve)  # all of them
-    monkeypatch.setattr(report, "MAX_POINTS", 30 * 200)  # as few points for each of 200 runs as of 5,000
+    monkeypatch.setattr(report, "MAX_POINTS", 24 * 200)  # as few points for each of 200 runs as of 5,000
     many, _ = size(20, 10)
-    assert {len(x) for x in drawn_updates(many)} == {30} and many.count("<tr id=") == 200
+    assert {len(x) for x in drawn_updates(many)} == {24} and many.count("<tr id=") == 200
     assert len(few.encode()) + 5000 * (len(many.encode()) - len(few.encode())) / 198 < 10e6
 
 
