@@ -21,6 +21,7 @@ from fairseq_lrpe.experiments.definition.experiment import Experiment, build_con
 from fairseq_lrpe.experiments.definition.kinds import KINDS, lm
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import run_directory, runner
+from fairseq_lrpe.experiments.execution.run_files import read_evaluation, read_settings
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, method_style
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser, resumable
@@ -59,12 +60,12 @@ def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) 
         UserError: if the folder has no finished run of the kind lm, a block is too long for the model or the
             split, or ``rope_scaling`` is invalid or impossible for the model.
     """
-    settings = run_directory.read_settings(folder)
+    settings = read_settings(folder)
     if not settings:
         raise UserError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
     if settings["kind"] != "lm":
         raise UserError(f"{folder} has a run of the kind {settings['kind']}: pass a run of the kind lm")
-    if "finished" not in run_directory.read_json(folder / "evaluation.json"):
+    if "finished" not in read_evaluation(folder):
         raise UserError(f"the run in {folder} is not finished: resume it with `lrpe train`")
     run, kind = Run.of(settings), KINDS["lm"]
     cfg = build_config(kind, OmegaConf.create(settings["config"]))
@@ -88,8 +89,8 @@ def check_data(job: Job, before: dict[str, int]) -> None:
         {name: before[name] for name in layout.text(["test"]) if name in before},
         {name: (folder / name).stat().st_size for name in layout.text(["test"])},
     )
-    evaluations = [of for of in job.record["evaluations"].values() if "settings" in of]
-    recorded = {of["tokens"] for of in evaluations if of["settings"]["split"] == "test"}
+    evaluations = [of for of in job.record.get("evaluations", {}).values() if "tokens" in of]
+    recorded = {of["tokens"] for of in evaluations if of.get("settings", {}).get("split") == "test"}
     different += [f"its test split had {count:,} tokens, now {tokens:,}" for count in recorded - {tokens}]
     if different:
         wrong = f"{folder} is not the data of the run in {job.folder} ({'; '.join(different)})"
@@ -103,7 +104,13 @@ def evaluate_lengths(job: Job) -> dict[int, dict]:
         for _ in tqdm(runner.evaluate(job), "block lengths", missing, disable=None):
             pass
     recorded = job.record["evaluations"]
-    return {of["length"]: recorded[name] for name, of in job.kind.evaluations(job.cfg).items()}
+    found = {of["length"]: recorded[name] for name, of in job.kind.evaluations(job.cfg).items()}
+    for length, measured in found.items():
+        if lacking := [name for name in ("tokens", "perplexity") if name not in measured]:
+            wrong = f"lacks the {' and the '.join(lacking)} at {length} tokens per block"
+            path = job.folder / "evaluation.json"
+            raise UserError(f"{path} {wrong}: remove this evaluation, and run the command again")
+    return found
 
 
 def print_table(measured: dict[int, dict], trained: int, job: Job) -> None:

@@ -22,5 +22,5 @@ class ALiBi(Encoding):
 
 
 def _log_decays(num_heads, device):
-    heads = torch.arange(1, num_heads + 1, dtype=torch.float64, device=device)
+    heads = torch.arange(1, num_heads + 1, **float64_options(device))
     return -(2.0 ** (-8 * heads / num_heads))

@@ -5,11 +5,12 @@ from torch import Tensor
 
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.xl import XL
+from fairseq_lrpe.ops.float64 import float64_options
 
 
 def gaussian_cdfs(distance: Tensor, width: int) -> Tensor:
     """Returns Φ(x/σ_k) for distances x, float64 (distances, width); σ_k = width^(k/width), k = 1..width."""
-    k = torch.arange(1, width + 1, dtype=torch.float64, device=distance.device)
+    k = torch.arange(1, width + 1, **float64_options(distance.device))
     return torch.special.ndtr(distance[:, None] / width ** (k / width))
 
 

@@ -66,5 +66,5 @@ class LRPEDecay(LRPE):
 
 
 def _log_decays(num_heads, layer, layers, device):
-    heads = torch.arange(1, num_heads + 1, dtype=torch.float64, device=device)
+    heads = torch.arange(1, num_heads + 1, **float64_options(device))
     return -8 * heads / num_heads * (1 - layer / layers)

@@ -48,5 +48,5 @@ class PER(PermutationBuffer, TableEncoding):
 
 
 def _log_decays(num_heads, device):
-    heads = torch.arange(num_heads, dtype=torch.float64, device=device)
+    heads = torch.arange(num_heads, **float64_options(device))
     return F.logsigmoid(3 * heads / num_heads + 2)[:, None]

@@ -24,5 +24,5 @@ class RetNet(RoPE):
 
 
 def _log_decays(num_heads, device):
-    heads = torch.arange(num_heads, dtype=torch.float64, device=device)
+    heads = torch.arange(num_heads, **float64_options(device))
     return torch.log1p(-(2.0 ** (-5 - heads)))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
 from fairseq_lrpe.encodings.fox import ForgetGate
 from fairseq_lrpe.ops.constants import constant
-from fairseq_lrpe.ops.float64 import to_float64
+from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.ops.normalization import unit_vectors
 from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.ops.rotation import complex_dtype, rotate_pairs
@@ -68,7 +68,7 @@ class SelectiveRoPE(Encoding):
 
 def _temperatures(count, device):
     """Returns τ (count,)."""
-    return BASE ** (-torch.arange(count, dtype=torch.float64, device=device) / count)
+    return BASE ** (-torch.arange(count, **float64_options(device)) / count)
 
 
 @register_encoding("selective_rope_fox", gate=_GATE_HELP, no_bias="use a forget gate without bias")

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_shift
 
 
 def sinusoids(distance: Tensor, width: int) -> Tensor:
     """Returns the sinusoidal R of each distance, float64 (distances, width) (LFHC paper Eqs. 6-7)."""
-    t = torch.arange(0, width, 2, dtype=torch.float64, device=distance.device)
+    t = torch.arange(0, width, 2, **float64_options(distance.device))
     angle = distance[:, None] / 10000 ** (t / width)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width]
 

@@ -41,6 +41,6 @@ class XPos(RoPE):
 
 
 def _log_decays(pairs, gamma, scale_base, device):
-    pair = torch.arange(pairs, dtype=torch.float64, device=device) / pairs
+    pair = torch.arange(pairs, **float64_options(device)) / pairs
     zeta = (pair + gamma) / (1 + gamma)
     return (zeta.log() / scale_base).repeat_interleave(2)[None]

@@ -70,7 +70,7 @@ class Constants:
             dtype: dtype of the result, by default that of the function's result.
         """
         if is_tracing():
-            computing = float64_options(torch.device(device))["device"]
+            computing = float64_options(device)["device"]
             return function(*arguments, device=computing).to(device=device, dtype=dtype)
         return self._cached(function, arguments, device, dtype)
 

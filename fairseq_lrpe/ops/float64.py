@@ -7,12 +7,13 @@ FLOAT64_DEVICES = ("cpu", "cuda")
 """Types of devices that have float64."""
 
 
-def float64_options(device: torch.device) -> dict:
+def float64_options(device: torch.device | str) -> dict:
     """Returns the keyword arguments ``device`` and ``dtype`` of float64 tensors for operands on ``device``.
 
     CPUs and CUDA GPUs have float64. Other devices may not, such as Apple's MPS: there, the CPU computes. Meta
     tensors have no values and stay on their device, in float32.
     """
+    device = torch.device(device)
     if device.type in FLOAT64_DEVICES:
         return {"device": device, "dtype": torch.float64}
     if device.type == "meta":

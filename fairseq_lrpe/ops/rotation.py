@@ -45,7 +45,7 @@ def rotary_frequencies(
     if scaling is not None:
         theta = rotary_frequencies(theta_type, count, width, max_positions, device=device)
         return scaling.scale(theta, width)
-    t = torch.arange(count, dtype=torch.float64, device=device)
+    t = torch.arange(count, **float64_options(device))
     if theta_type == "a":
         return 10000.0 ** (-2 * t / width)
     if theta_type == "b":

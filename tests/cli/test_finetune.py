@@ -15,7 +15,7 @@ from support.tiny import copy_plugin, preprocess, read
 from support.tiny import run_copy as run
 
 from fairseq_lrpe.cli import finetune, train
-from fairseq_lrpe.experiments.execution.run_directory import read_lines
+from fairseq_lrpe.experiments.execution.run_files import read_log
 from fairseq_lrpe.experiments.inference import glue_submission
 from fairseq_lrpe.experiments.reporting.records import read_run
 
@@ -156,7 +156,7 @@ def test_predictions_match_the_labels_and_fairseqs_metrics(place, done):
                 assert [float(row[2]) for row in rows[1:]] == pytest.approx([5 * float(x) for x in labels])
                 numbers = [[float(row[column]) for row in rows[1:]] for column in (1, 2)]
                 assert measured["pearson"] == pytest.approx(100 * pearsonr(*numbers).statistic)
-            log = read_lines(part / "log.jsonl")
+            log = list(read_log(part))
             best = max(entry[f"valid_{metric}"] for entry in log if entry["kind"] == "valid")
             assert measured[metric] == pytest.approx(best, abs=0.06)  # fairseq rounds
 

@@ -15,6 +15,8 @@ from support.tiny import REPOSITORY, SMALL_LM, job_of, output_of, read, run_here
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.execution import run_directory, runner
 from fairseq_lrpe.experiments.execution.run_directory import locked
+from fairseq_lrpe.experiments.execution.run_files import read_log
+from fairseq_lrpe.experiments.execution.run_log import Log
 
 SMALL = [*SMALL_LM, "train.warmup_updates=4", "train.validate_interval_updates=50"]
 SMALL += ["train.save_interval_updates=50", "updates=150"]
@@ -40,7 +42,7 @@ def start(words):
 
 
 def entries(folder):
-    return run_directory.read_lines(folder / "log.jsonl")
+    return list(read_log(folder))
 
 
 def running(folder):
@@ -240,10 +242,10 @@ LINE = '2026-01-01 00:00:00 | INFO | train_inner | {"epoch": 1, "loss": "%s", "n
 
 
 def test_repeated_updates_are_logged_once(tmp_path):
-    log = run_directory.Log(tmp_path)
+    log = Log(tmp_path)
     for loss, updates in ((9, 10), (8, 20), (7.5, 20)):
         log.record(LINE % (loss, updates))
-    log = run_directory.Log(tmp_path, completed=20)
+    log = Log(tmp_path, completed=20)
     log.restore(tmp_path, 30)
     log.record(LINE % ("nan", 30))
     log.record("something else\n")
@@ -253,11 +255,11 @@ def test_repeated_updates_are_logged_once(tmp_path):
 
 def test_log_is_completed_after_the_runner_was_killed(tmp_path):
     """Entries after the last checkpoint and incomplete lines are dropped."""
-    run_directory.Log(tmp_path).record(LINE % (9, 10))
+    Log(tmp_path).record(LINE % (9, 10))
     cut = (LINE % (6, 15))[:-9]
     lines = [LINE % (9, 10), cut, "$ fairseq-train '{}'\n", LINE % (8, 20), LINE % (7, 30), cut]
     (tmp_path / "train.log").write_text("".join(lines))
-    log = run_directory.Log(tmp_path, completed=20)
+    log = Log(tmp_path, completed=20)
     log.restore(tmp_path, 30)
     log.record(LINE % (7, 30))
     assert [(e["num_updates"], e["loss"]) for e in entries(tmp_path)] == [(10, 9), (20, 8), (30, 7)]

@@ -96,7 +96,7 @@ def experiment_of(path: Path, folder: Path) -> Path | None:
 
 def is_seed(folder: Path) -> bool:
     """Returns whether the name of a folder is seed-SEED, unlike that of a copy such as seed-1-old."""
-    return bool(re.fullmatch(r"seed-\d+", folder.name))
+    return bool(re.fullmatch(r"seed-\d{1,18}", folder.name))
 
 
 def as_value(text: str) -> object:

@@ -1,4 +1,4 @@
-"""Validation of YAML files with pydantic models; errors have one line, which names the key."""
+"""Validation of the content of files with pydantic models; errors have one line, which names the key."""
 
 from typing import TypeVar
 
@@ -13,13 +13,13 @@ class Model(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-ModelType = TypeVar("ModelType", bound=Model)
+ModelType = TypeVar("ModelType", bound=BaseModel)
 MESSAGES = {"extra_forbidden": "unknown key", "missing": "this key is missing"}
 """{pydantic's type of an error: message}"""
 
 
 def validate(model: type[ModelType], content: object) -> ModelType:
-    """Returns the content of a YAML file as a ``model``; raises UserError with one of its errors."""
+    """Returns the content of a file as a ``model``; raises UserError with one of its errors."""
     try:
         return model.model_validate(content)
     except ValidationError as errors:

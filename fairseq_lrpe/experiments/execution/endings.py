@@ -4,12 +4,13 @@ The ending is recorded in evaluation.json as {"ended": {"updates", "reason"}}, w
 of completed updates. A training that its time limit stopped has no ending, because it can be continued.
 """
 
-import json
 import re
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from fairseq_lrpe.experiments.execution.run_files import entry_updates, parse_entry
 from fairseq_lrpe.utils.errors import UserError
 
 DIVERGED = "diverged"
@@ -132,11 +133,8 @@ def describe(record: dict, planned: int) -> str:
 def logged_updates(folder: Path) -> int:
     """Returns the last number of updates in the log.jsonl of a run's folder, or 0 without one."""
     path = folder / "log.jsonl"
-    lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
+    lines = path.read_bytes().splitlines() if path.is_file() else []
     for line in reversed(lines):
-        try:
-            entry = json.loads(line)
-            return next(int(value) for key, value in entry.items() if key.endswith("num_updates"))
-        except (ValueError, AttributeError, TypeError, StopIteration):
-            continue  # the last line may be incomplete
+        with suppress(ValueError):  # the last line may be incomplete
+            return entry_updates(parse_entry(line))
     return 0

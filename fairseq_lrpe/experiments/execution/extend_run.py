@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fairseq_lrpe.experiments.definition.run import Run, run_folders
 from fairseq_lrpe.experiments.execution import run_directory
-from fairseq_lrpe.experiments.execution.run_directory import locked, read_json, write_json
+from fairseq_lrpe.experiments.execution.run_directory import locked
+from fairseq_lrpe.experiments.execution.run_files import read_evaluation, read_settings, write_json
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_file
@@ -24,7 +25,7 @@ def start(job, settings: dict) -> None:
     number. ``settings["extended"]``, for run.json, names the copied run, also if the job is resumed.
     """
     if (job.folder / LAST).exists():
-        before = read_json(job.folder / "run.json")
+        before = read_settings(job.folder)
         settings |= {"extended": before["extended"]} if "extended" in before else {}
         return
     for shorter, updates in shorter_runs(job):
@@ -51,8 +52,10 @@ def shorter_runs(job) -> list[tuple[Path, int]]:
 
     shorter = []
     for folder in run_folders(job.results / job.run.experiment, Path()) if "updates" in job.cfg else ():
-        with suppress(UserError, KeyError):  # damaged folders are ignored
-            settings, record = read_json(folder / "run.json"), read_json(folder / "evaluation.json")
+        with suppress(UserError):  # damaged folders are ignored
+            settings, record = read_settings(folder), read_evaluation(folder)
+            if not settings:
+                continue
             is_same = without_updates(Run.of(settings)) == without_updates(job.run)
             if "finished" in record and is_same and settings["updates"] < job.updates:
                 shorter.append((folder, settings["updates"]))

@@ -10,23 +10,27 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fairseq_lrpe.experiments.execution import run_directory
-from fairseq_lrpe.experiments.execution.run_directory import Log, is_locked, read_lines
+from fairseq_lrpe.experiments.execution.run_directory import is_locked
+from fairseq_lrpe.experiments.execution.run_files import entry_updates, read_log, speed_unit
+from fairseq_lrpe.experiments.execution.run_log import Log
 from fairseq_lrpe.utils.files import display_path
 
 REPORT_INTERVAL = 60  # seconds between two lines of progress if the output is not a terminal
+MAX_SECONDS = timedelta.max.total_seconds()
 METRICS = ("loss", "ppl", "accuracy")  # the metrics of training batches in fairseq's log
 
 
 def describe(entries: list[dict], updates: int, log: Path) -> str:
     inner = next((entry for entry in reversed(entries) if entry["kind"] == "train_inner"), {})
-    completed = run_directory.entry_updates(entries[-1]) if entries else 0
+    completed = entry_updates(entries[-1]) if entries else 0
     parts = [f"{completed:,} of {updates:,} updates"]
     parts += [f"{name} {inner[name]}" for name in METRICS if name in inner]
-    if inner.get("wps"):
-        seconds = (updates - completed) * inner["wpb"] / inner["wps"]
-        unit = run_directory.speed_unit(inner)
-        parts += [f"{inner['wps']:,.0f} {unit}/s", f"{timedelta(seconds=round(seconds))} left"]
+    speed, batch = inner.get("wps", 0), inner.get("wpb", math.nan)
+    if speed > 0:
+        parts += [f"{speed:,.0f} {speed_unit(inner)}/s"]
+        seconds = (updates - completed) * batch / speed
+        if abs(seconds) < MAX_SECONDS:  # also if it is not NaN
+            parts += [f"{timedelta(seconds=round(seconds))} left"]
     return ", ".join([*parts, f"log {display_path(log)}"])
 
 
@@ -39,7 +43,7 @@ def describe_folder(folder: Path, updates: int) -> str:
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
     if logs and logs[-1].name.startswith("eval-"):
         return f"evaluating {logs[-1].stem.removeprefix('eval-')}"
-    return describe(read_lines(folder / "log.jsonl"), updates, folder / "train.log")
+    return describe(list(read_log(folder)), updates, folder / "train.log")
 
 
 @contextmanager

@@ -2,15 +2,13 @@
 
 import fcntl
 import importlib.metadata
-import json
 import os
 import platform
 import re
 import shutil
-import statistics
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,16 +16,14 @@ from typing import IO
 
 from fairseq_lrpe.experiments.definition.experiment import foreign_encoding, is_non_identifying
 from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.execution.run_files import (
+    read_evaluation,
+    read_settings,
+)
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
+from fairseq_lrpe.utils.files import REPOSITORY, atomic_file
 
 LAST = "checkpoint_last.pt"
-SETTINGS = (
-    "experiment attention method seed changes kind updates precision flags data started starts_from "
-    "config.choose config.data config.evaluate.checkpoint"
-).split()
-"""Keys of run.json without which a run can be neither resumed nor evaluated."""
-REMEDY = "restore it, or remove the run's folder"
 
 
 def installed_versions() -> dict[str, str | None]:
@@ -68,51 +64,6 @@ def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def write_json(path: Path, content: object) -> None:
-    write_atomic(path, json.dumps(content, indent=2) + "\n")
-
-
-def read_json(path: Path) -> dict:
-    try:
-        return object_in(path)
-    except ValueError as error:
-        remedy = REMEDY if path.name == "run.json" else "restore or remove it"
-        raise UserError(f"{path} is damaged ({error}): {remedy}") from None
-
-
-def read_settings(folder: Path, keys: Iterable[str] = SETTINGS) -> dict:
-    """Returns the content of run.json, or {} without the file; raises UserError if a key is missing."""
-    settings = read_json(folder / "run.json")
-    for key in keys if settings else ():
-        value = settings
-        for name in key.split("."):
-            if not isinstance(value, dict) or name not in value:
-                raise UserError(f"{folder / 'run.json'} lacks the key {key}: {REMEDY}")
-            value = value[name]
-    return settings
-
-
-def object_in(path: Path) -> dict:
-    """Returns the JSON object in a file, {} without a file; raises ValueError for other content."""
-    content = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} is not a JSON object")
-    return content
-
-
-def read_lines(path: Path) -> list[dict]:
-    """Returns the objects in a JSON lines file; an incomplete last line is ignored."""
-    lines, objects = path.read_text("utf-8").splitlines() if path.exists() else [], []
-    for number, line in enumerate(lines, 1):
-        try:
-            objects.append({**json.loads(line)})
-        except (ValueError, TypeError):
-            if number < len(lines):
-                wrong = f"is damaged (line {number} is not a JSON object)"
-                raise UserError(f"{path} {wrong}: remove the run's folder") from None
-    return objects
-
-
 class InUse(UserError):
     """Raised if another process holds the lock of a run's folder."""
 
@@ -145,15 +96,20 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
 
 def is_locked(folder: Path) -> bool:
     """Returns whether a process holds the lock; False if the lock cannot be read, or cannot exist."""
-    unknown = (FileNotFoundError, PermissionError, LocksUnsupported)
-    with suppress(*unknown), (folder / "lock").open() as lock:
+    path, unknown = folder / "lock", (FileNotFoundError, PermissionError, LocksUnsupported)
+    if not path.is_file():  # opening a named pipe would wait for a writer
+        return False
+    with suppress(*unknown), path.open() as lock:
         return not _try_lock(lock, fcntl.LOCK_SH)
     return False
 
 
 def _open_lock(folder):
+    path = folder / "lock"
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a regular file: remove it")
     try:
-        return (folder / "lock").open("w")
+        return path.open("w")
     except PermissionError as error:
         remedy = "make the folder and its files writable for this user, or use another results folder"
         raise UserError(f"{folder} cannot be written ({error.strerror}): {remedy}") from None
@@ -275,78 +231,4 @@ def repair_checkpoints(checkpoints: Path) -> None:
 
 
 def evaluated_checkpoint(folder: Path, name: str) -> Path:
-    return folder / read_json(folder / "evaluation.json").get("checkpoint", f"checkpoints/{name}")
-
-
-KINDS = ("train_inner", "valid", "train")  # kinds of log entries, in the order in which fairseq logs them
-
-
-class Log:
-    """The metrics that fairseq writes to the log ``name`` in a run's folder, copied to log.jsonl.
-
-    ``entries`` are the metrics up to ``completed`` updates, from which training resumes; those that are
-    missing in log.jsonl, because its writer was killed, are read from the logs.
-    """
-
-    pattern = re.compile(rf"\| ({'|'.join(KINDS)}) \| (\{{.*\}})$")
-
-    def __init__(self, folder: Path, name: str = "train.log", completed: int = 0):
-        self.path, self.jsonl = folder / name, folder / "log.jsonl"
-        logs = sorted(folder.glob("train*.log"), key=lambda path: path.stat().st_mtime)  # each node has a log
-        lines = [line for path in logs for line in path.read_text("utf-8", "replace").splitlines()]
-        found = [*read_lines(self.jsonl), *filter(None, map(self.parse, lines))]
-        self.entries = in_order(entry for entry in found if entry_updates(entry) <= completed)
-
-    def parse(self, line: str) -> dict | None:
-        if not (match := self.pattern.search(line)):
-            return None
-        with suppress(ValueError):
-            return {"kind": match[1], **{k: to_number(v) for k, v in json.loads(match[2]).items()}}
-
-    def record(self, line: str) -> dict | None:
-        if entry := self.parse(line):
-            self.entries.append(entry)
-            with self.jsonl.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-        return entry
-
-    def restore(self, checkpoints: Path, updates: int) -> None:
-        """Writes log.jsonl; adds an entry without metrics for an epoch that was saved, but not logged."""
-        if self.entries and (completed := completed_updates(checkpoints)):
-            epochs = read_checkpoint(checkpoints / LAST, "")["extra_state"]["train_iterator"]
-            is_end = epochs["iterations_in_epoch"] == 0
-            logged = {one["train_num_updates"] for one in self.entries if one["kind"] == "train"}
-            if (is_end or completed >= updates) and completed not in logged:
-                entry = {"kind": "train", "epoch": epochs["epoch"] - is_end, "train_num_updates": completed}
-                self.entries = in_order([*self.entries, entry])
-        write_atomic(self.jsonl, "".join(json.dumps(entry) + "\n" for entry in self.entries))
-
-
-def in_order(entries: Iterable[dict]) -> list[dict]:
-    """Sorts entries as fairseq logs them, and keeps the last of each kind and number of updates."""
-    found = {(entry_updates(entry), KINDS.index(entry["kind"])): entry for entry in entries}
-    return [found[key] for key in sorted(found)]
-
-
-def training_speed(folder: Path) -> dict[str, float]:
-    """Returns the median logged speed, such as {"tokens_per_second": 9000.0}; {} if none was logged."""
-    measured = [entry for entry in read_lines(folder / "log.jsonl") if entry.get("wps")]
-    if not measured:
-        return {}
-    return {f"{speed_unit(measured[0])}_per_second": statistics.median(x["wps"] for x in measured)}
-
-
-def speed_unit(entry: dict) -> str:
-    """Returns the unit of an entry's ``wps``: "tokens", or "rows" for tasks whose samples have no tokens."""
-    return "rows" if entry.get("wpb") == entry.get("bsz") else "tokens"
-
-
-def entry_updates(entry: dict) -> int:
-    return next(value for key, value in entry.items() if key.endswith("num_updates"))
-
-
-def to_number(value: object) -> object:
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(value) if isinstance(value, str) else value
-    return value
+    return folder / read_evaluation(folder).get("checkpoint", f"checkpoints/{name}")

@@ -35,13 +35,18 @@ from fairseq_lrpe.experiments.execution.progress import show_training
 from fairseq_lrpe.experiments.execution.reported_batch import ReportedBatch
 from fairseq_lrpe.experiments.execution.run_directory import (
     InUse,
-    Log,
     is_locked,
     locked,
-    read_json,
-    read_lines,
+)
+from fairseq_lrpe.experiments.execution.run_files import (
+    REMEDY,
+    entry_updates,
+    read_evaluation,
+    read_log,
+    read_settings,
     write_json,
 )
+from fairseq_lrpe.experiments.execution.run_log import Log, training_speed
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import (
     REPOSITORY,
@@ -117,7 +122,7 @@ class Job:
 
     @property
     def record(self) -> dict:
-        return read_json(self.folder / "evaluation.json")
+        return read_evaluation(self.folder)
 
     @property
     def state(self) -> str:
@@ -238,7 +243,7 @@ def missing_evaluations(job: Job, record: dict) -> list[str]:
     recorded = record.get("evaluations", {})
     wanted = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
     differ = run_directory.setting_differences
-    return [x for x, now in wanted.items() if x not in recorded or differ(recorded[x]["settings"], now)]
+    return [x for x, now in wanted.items() if x not in recorded or differ(recorded[x].get("settings"), now)]
 
 
 def evaluation_settings(job: Job, name: str) -> dict:
@@ -296,7 +301,7 @@ def run_primary(job: Job) -> None:
 
 
 def train(job: Job, settings: dict) -> None:
-    folder, before = job.folder, read_json(job.folder / "run.json")
+    folder, before = job.folder, read_settings(job.folder)
     if before:
         settings["started"] = before["started"]
         job.say(f"resuming: {folder}")
@@ -313,13 +318,13 @@ def train(job: Job, settings: dict) -> None:
     log.restore(folder / "checkpoints", job.updates)
     if ended := run_training(job, command, log):
         write_json(folder / "evaluation.json", {**job.record, "ended": ended})
-    if speed := run_directory.training_speed(folder):
+    if speed := training_speed(folder):
         record_evaluation(job, "training", speed)
 
 
 def resumed_command(job: Job) -> list[str]:
     last = job.folder / "checkpoints" / run_directory.LAST
-    checkpoint = run_directory.read_checkpoint(last, run_directory.REMEDY) if last.exists() else None
+    checkpoint = run_directory.read_checkpoint(last, REMEDY) if last.exists() else None
     return endings.with_time_limit(train_command(job), checkpoint)
 
 
@@ -348,7 +353,7 @@ def run_training(job: Job, command: list[str], log: Log) -> dict | None:
     # The node that holds the lock is not always the one of rank 0, whose log has the metrics.
     lines = itertools.chain.from_iterable(map(endings.last_training, logs))
     entries = filter(None, map(log.parse, lines))
-    reached = max(map(run_directory.entry_updates, entries), default=0)
+    reached = max(map(entry_updates, entries), default=0)
     return endings.find_ending(logs, command, max(completed, reached), job.updates)
 
 
@@ -377,7 +382,7 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
         else:
             execute_run(trial)
         tried[trial_name(job, trial)] = trial.record["evaluations"]
-        updates += trial.record.get("ended", {}).get("updates", trial.updates)
+        updates += trial.record.get("ended", {"updates": trial.updates})["updates"]
         log += json.dumps({"kind": "tried", "trial": trial_name(job, trial), "num_updates": updates}) + "\n"
         write_atomic(job.folder / "log.jsonl", log)
     sign = 1 if job.kind.metrics[metric] == "higher" else -1
@@ -400,7 +405,7 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
             path.unlink()
     own = job.folder / "checkpoints" / checkpoint.name
     link(checkpoint, own)
-    entries = [entry for entry in read_lines(best.folder / "log.jsonl") if entry["kind"] != "train_inner"]
+    entries = [entry for entry in read_log(best.folder) if entry["kind"] != "train_inner"]
     write_atomic(job.folder / "log.jsonl", log + "".join(json.dumps(entry) + "\n" for entry in entries))
     path = str(own.relative_to(job.folder))
     write_json(job.folder / "evaluation.json", {"chosen": name, "checkpoint": path, **outcome})
@@ -450,7 +455,7 @@ def record_evaluation(job: Job, name: str, measured: dict) -> None:
 
 def check_finished(job: Job) -> None:
     """Raises a UserError if a run's files are damaged, or its data or settings are not the job's."""
-    now = run_directory.read_settings(job.folder)
+    now = read_settings(job.folder)
     now |= {**asdict(job.run), "changes": dict(job.run.changes)}
     now |= {"config": job.config, "flags": job.extra_flags, "data": data_sizes(job.kind, job.cfg)}
     if job.precision is not None:
@@ -458,7 +463,7 @@ def check_finished(job: Job) -> None:
     if job.starts_from is None or job.starts_from.is_file():  # it may have been removed
         now["starts_from"] = initial_checkpoint(job)
     run_directory.check_settings(job.folder, now)
-    recorded = read_json(job.folder / "run.json")
+    recorded = read_settings(job.folder)
     if recorded["config"].get("starts_from") != job.start_name:  # earlier versions have other names for it
         recorded["config"]["starts_from"] = job.start_name
         write_json(job.folder / "run.json", recorded)

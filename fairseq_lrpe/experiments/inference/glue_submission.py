@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE, TASKS
 from fairseq_lrpe.experiments.definition.run import is_seed
-from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json, read_settings
+from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint
+from fairseq_lrpe.experiments.execution.run_files import REMEDY, read_evaluation, read_settings
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, output_folder
@@ -43,15 +44,17 @@ def finished_runs(folder: Path) -> Iterator[GlueRun]:
     """Yields a method's finished runs on GLUE tasks that still have a checkpoint, without trials."""
     folders = (*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*")))
     for path in filter(is_seed, folders):
-        record, settings = read_json(path / "evaluation.json"), read_settings(path, KEYS)
+        record, settings = read_evaluation(path), read_settings(path, KEYS)
         if "finished" not in record or settings.get("kind") not in ("glue", "classifier"):
             continue
         config, is_glue = settings["config"], settings["kind"] == "glue"
+        if is_glue and not config.get("task"):
+            raise UserError(f"{path / 'run.json'} lacks the key config.task: {REMEDY}")
         data = REPOSITORY / config["data"]
         data = data / config["task"] / "bin" if is_glue else data
         task = data.parent.name  # of data/glue/RTE/bin
         metric = "score" if is_glue else getattr(TASKS.get(task), "measure", None)
-        scores = [x[metric] for x in record["evaluations"].values() if metric in x]
+        scores = [x[metric] for x in record.get("evaluations", {}).values() if metric in x]
         checkpoint = evaluated_checkpoint(path, config["evaluate"]["checkpoint"])
         if scores and checkpoint.exists():
             score = -math.inf if math.isnan(scores[0]) else scores[0]

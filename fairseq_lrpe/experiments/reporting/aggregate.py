@@ -12,7 +12,7 @@ from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Cell, Table
 from fairseq_lrpe.experiments.reporting.differences import NO_DIFFERENCE, Differences
-from fairseq_lrpe.experiments.reporting.records import RunRecord
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 
 CSV = "attention row column measured_on metric length unit paper paper_std mean std state seeds".split()
 CSV += "paper_rank rank difference low high common_seeds".split()

@@ -9,7 +9,7 @@ from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.aggregate import measure
 from fairseq_lrpe.experiments.reporting.differences import LEAST_SEEDS, Differences
-from fairseq_lrpe.experiments.reporting.records import RunRecord
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 from fairseq_lrpe.methods import METHODS, canonical
 
 SHORT = "the lowest perplexity at the training length"

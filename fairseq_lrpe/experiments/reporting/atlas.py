@@ -26,7 +26,8 @@ from fairseq_lrpe.experiments.reporting import blocks, encoding_kinds
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.answers import MEMORY, SPEED, answers, causal_only
 from fairseq_lrpe.experiments.reporting.encoding_kinds import encoding_kind, overrides
-from fairseq_lrpe.experiments.reporting.records import read_runs, read_weights, shown_distances
+from fairseq_lrpe.experiments.reporting.recorded_results import read_weights, shown_distances
+from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import format_number
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
 from fairseq_lrpe.positions import POSITIONS, build_position

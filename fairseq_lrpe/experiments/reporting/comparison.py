@@ -9,8 +9,10 @@ import pandas as pd
 from fairseq_lrpe.experiments.definition.run import experiment_of, is_seed
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.differences import INTERVALS, Differences
-from fairseq_lrpe.experiments.reporting.records import RunRecord, flat_texts, read_run
+from fairseq_lrpe.experiments.reporting.records import read_run
 from fairseq_lrpe.experiments.reporting.renderers import Section, format_number
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord
+from fairseq_lrpe.experiments.reporting.settings import flat_texts
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
 
@@ -19,15 +21,19 @@ IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
 
 
 def read_seeds(folder: Path) -> list[RunRecord]:
-    """Returns the records of all seeds of a run, given its folder or that of a seed."""
+    """Returns the records of all seeds of a run, damaged ones too, given its folder or that of a seed.
+
+    Raises:
+        UserError: if the folder is not a run's, or all seeds are damaged.
+    """
     parent = folder.parent if folder.name.startswith("seed-") else folder
     results = next((path for path in parent.parents if experiment_of(parent / "seed-1", path)), None)
     folders = sorted(path for path in parent.iterdir() if is_seed(path) and path.is_dir())
     if results is None or not folders:
         raise UserError(f"{folder} is not the folder of a run, such as results/lm/mini/linear_rope/seed-1")
     records = [read_run(path, results) for path in folders]
-    if damaged := next((record for record in records if record.problem), None):
-        raise UserError(f"{damaged.folder} cannot be read: {damaged.problem}")
+    if all(record.problem is not None for record in records):
+        raise UserError(f"{records[0].folder} cannot be read: {records[0].problem}")
     return records
 
 
@@ -81,10 +87,13 @@ def method_flags(record: RunRecord) -> dict[str, object]:
 
 def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
     """Yields the parts of a printed comparison of the runs in two folders."""
-    runs = [read_seeds(folder) for folder in (a, b)]
+    found = [read_seeds(folder) for folder in (a, b)]
+    runs = [[record for record in records if record.problem is None] for records in found]
     first = [records[0] for records in runs]
     for name, records, record in zip("ab", runs, first, strict=True):
         yield f"{name}: {record.folder.parent} (seeds {', '.join(str(of.run.seed) for of in records)})"
+    for record in (record for records in found for record in records if record.problem is not None):
+        yield f"omitted: {record.folder} cannot be read: {record.problem}"
     settings = different_settings(*runs)
     yield Section("settings that differ", settings) if len(settings) else "no settings differ"
     ours, theirs = map(aggregate.values_by_metric, runs)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from html import escape
 from operator import itemgetter
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from markupsafe import Markup
@@ -24,7 +25,8 @@ SYMBOLS = dict(zip(
 ))  # fmt: skip
 """{marker of matplotlib: symbol of plotly}"""
 WIDTH = 1.5  # width of lines in pixels
-MAX_MARKERS = 12  # number of markers on a line
+COMMON_STYLE = {"line": {"width": WIDTH}, "marker": {"size": 8, "maxdisplayed": 12}}
+"""What the style of all lines has in common."""
 
 LAYOUT = {
     "template": "none",
@@ -59,38 +61,62 @@ CONFIG = {
 }
 
 
-def curve_figure(lines: list[Line]) -> go.Figure | None:
-    """Returns a plot of the curves, one line per run; None if no run has two points."""
+def curve_figure(lines: list[Line], count: int | None = None) -> go.Figure | None:
+    """Returns a plot of the curves, one line per run of at most ``count`` points.
+
+    The result is None if no run has two points.
+    """
     styles, drawn = line_styles(lines), []
     for line in lines:
         seeds = [replace(line, records=[record]) for record in line.records]
         if seeds := [seed for seed in seeds if len(seed.points)]:
             best = min if line.curve.better == "lower" else max
             drawn.append((best(seed.last for seed in seeds), seeds))
-    points = [line.points for _, seeds in drawn for line in seeds]
-    if all(len(values) == 1 for values in points):
+    curves = [line.points for _, seeds in drawn for line in seeds]
+    if all(len(points) == 1 for points in curves):
         return None
-    curve, figure = lines[0].curve, go.Figure(layout=LAYOUT)
+    curve, traces = lines[0].curve, []
     for last, seeds in sorted(drawn, key=itemgetter(0), reverse=curve.better != "lower"):
         for i, line in enumerate(seeds):
             name = f"{line.attention} {line.row}"
-            figure.add_scatter(
-                x=line.points.index.tolist(),
-                y=line.points["mean"].tolist(),
-                mode="lines+markers",
-                name=legend_text(f"{last:.{curve.decimals}f}", name),
-                legendgroup=escape(name),
-                showlegend=i == 0,
-                meta=escape(f"{name}, seed {line.records[0].run.seed}"),
-                hovertemplate=f"%{{meta}}<br>%{{x:,}} updates: %{{y:,.{curve.decimals}f}}<extra></extra>",
+            points = thinned(line.points["mean"], count)
+            trace = {
+                "type": "scatter",
+                "x": points.index.tolist(),
+                "y": [float(f"{value:.6g}") for value in points],
+                "legendgroup": escape(name),
+                "meta": escape(f"{name}, seed {line.records[0].run.seed}"),
                 **trace_style(*styles[line.attention, line.row], line.attention),
-            )
-    (left, right), values = visible_range(points, curve, every_line=True)
+            }
+            first = {"name": legend_text(f"{last:.{curve.decimals}f}", name)}
+            traces.append(trace | (first if i == 0 else {"showlegend": False}))
+    figure = go.Figure({"data": traces, "layout": LAYOUT}, skip_invalid=False)
+    hover = f"%{{meta}}<br>%{{x:,}} updates: %{{y:,.{curve.decimals}f}}<extra></extra>"
+    # What all lines have in common is written once, in a template.
+    common = {"mode": "lines+markers", "hovertemplate": hover, **COMMON_STYLE}
+    figure.update_layout(template={"data": {"scatter": [common]}})
+    (left, right), values = visible_range(curves, curve, every_line=True)
     figure.update_xaxes(AXIS, title="updates", range=[left, right], tickformat=",~f")
     figure.update_yaxes(AXIS, title=curve.label)
     if curve.better == "lower":
         figure.update_yaxes(LOG_AXIS, range=list(map(math.log10, values)))
     return figure
+
+
+def thinned(points: pd.Series, count: int | None) -> pd.Series:
+    """Returns at most ``count`` of the points, but at least four, between which a line has the same shape.
+
+    These are the first, the last, and the lowest and the highest of each of the parts of equal length between
+    them.
+    """
+    if count is None or len(points) <= max(count, 4):
+        return points
+    parts = np.array_split(points.to_numpy()[1:-1], max(1, (count - 2) // 2))
+    starts = 1 + np.cumsum([0, *map(len, parts[:-1])])
+    kept = {0, len(points) - 1}
+    for start, part in zip(starts, parts, strict=True):
+        kept |= {int(start + part.argmin()), int(start + part.argmax())}
+    return points.iloc[sorted(kept)]
 
 
 def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
@@ -118,6 +144,7 @@ def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
             hovertemplate=f"%{{meta}}<br>%{{x}}: %{{y:,.{digits}f}}<extra></extra>",
             **trace_style(*styles[attention, row], attention),
         )
+    figure.update_traces(COMMON_STYLE)
     names = [escape(heading(column)) for column in columns]
     figure.update_xaxes(AXIS, type="category", categoryorder="array", categoryarray=names)
     figure.update_yaxes(AXIS, title=escape(heading(cells["metric"].iloc[0])))
@@ -136,10 +163,7 @@ def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
     style = LINE_STYLES[attention]
     symbol = SYMBOLS[marker] + ("" if style == "-" else "-open")
     dash = "solid" if style == "-" else ",".join(f"{WIDTH * x}px" for x in style[1])
-    return {
-        "line": {"color": color, "dash": dash, "width": WIDTH},
-        "marker": {"color": color, "symbol": symbol, "size": 8, "maxdisplayed": MAX_MARKERS},
-    }
+    return {"line": {"color": color, "dash": dash}, "marker": {"color": color, "symbol": symbol}}
 
 
 def figure_html(figure: go.Figure | None, name: str) -> Markup | None:

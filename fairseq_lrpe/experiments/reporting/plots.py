@@ -21,8 +21,8 @@ from fairseq_lrpe.experiments.definition.kinds.base import Curve
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.aggregate import measuring_runs
-from fairseq_lrpe.experiments.reporting.records import RunRecord
 from fairseq_lrpe.experiments.reporting.renderers import heading
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
@@ -59,9 +59,13 @@ class Line:
         """
         drawn = [record for record in self.records if record.curve]
         drawn = [record for record in drawn if record.measured] or drawn
-        points = [point for record in drawn for point in record.curve.items()]
-        points = pd.DataFrame(points, columns=["updates", "value"]).astype({"value": float})
-        points = points.groupby("updates")["value"].agg(["mean", "min", "max", "count"])
+        if len(drawn) == 1:  # the general way takes many times as long
+            values = pd.Series(drawn[0].curve, dtype=float).rename_axis("updates").sort_index()
+            points = pd.DataFrame({"mean": values, "min": values, "max": values, "count": 1})
+        else:
+            points = [point for record in drawn for point in record.curve.items()]
+            points = pd.DataFrame(points, columns=["updates", "value"]).astype({"value": float})
+            points = points.groupby("updates")["value"].agg(["mean", "min", "max", "count"])
         points = points[(points["count"] == len(drawn)) & np.isfinite(points["mean"])]
         return points.assign(mean=points["mean"].clip(lower=MIN_VALUE))
 

@@ -14,11 +14,19 @@ from rich.progress import track
 
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import SCALES, Table, TableSpec, tables
-from fairseq_lrpe.experiments.reporting import records
+from fairseq_lrpe.experiments.reporting import recorded_results
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.blocks import render
-from fairseq_lrpe.experiments.reporting.records import MEASUREMENTS, POINTS, RUN, WEIGHTS, machine, row_key
+from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS, POINTS, RUN, WEIGHTS
+from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord, row_key
+from fairseq_lrpe.experiments.reporting.settings import (
+    compared,
+    configured_settings,
+    different_settings,
+    machine,
+)
 from fairseq_lrpe.experiments.reporting.tables import omissions, table_sections
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import output_folder, write_atomic
@@ -35,7 +43,8 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
         The number of recorded runs, and a message for each finished or damaged run that is not recorded.
     """
     runs, refused = finished_runs(results)
-    lines = records.read_settings(folder) | {run: _settings_line(record) for run, record in runs.items()}
+    lines = recorded_results.read_settings(folder)
+    lines |= {run: _settings_line(record) for run, record in runs.items()}
     _check_data(lines)
     with output_folder(folder / "settings"):
         for experiment in {run.experiment for run in runs}:
@@ -56,16 +65,16 @@ def _numbers(runs):
 
 def finished_runs(
     results: Path, folders: Collection[Path] | None = None
-) -> tuple[dict[Run, records.RunRecord], list[str]]:
+) -> tuple[dict[Run, RunRecord], list[str]]:
     """Returns {run: record} of the finished runs that can be recorded, and messages about the others.
 
     ``folders`` are the run folders to read (default: all). Evaluations that configs does not define are
     omitted.
     """
-    if records.is_recorded(results):
+    if recorded_results.is_recorded(results):
         raise UserError(f"{results} contains recorded results: give a folder to which runs were written")
-    ended = [x for x in records.read_runs(results, folders) if x.state in ("finished", "damaged")]
-    configured = records.configured_settings(record.run for record in ended)
+    ended = [x for x in read_runs(results, folders) if x.state in ("finished", "damaged")]
+    configured = configured_settings(record.run for record in ended)
     found, refused = {}, []
     for record in ended:
         if reason := _problem(record, configured.get(record.run)):
@@ -83,7 +92,7 @@ def _problem(record, configured):
         return record.describe_state()
     defined = {"training", *(configured or ())}
     record.measured = {name: of for name, of in record.measured.items() if name in defined}
-    different = records.different_settings(record.compared_settings(), configured)
+    different = different_settings(record.compared_settings(), configured)
     texts = "; ".join(chain(*different.values()))
     return different and f"its settings differ from those in configs: {texts}"
 
@@ -97,7 +106,7 @@ def _settings_line(record):
         "kind": settings["kind"],
         "updates": record.updates,
         **{name: record.evaluation[name] for name in ("ended",) if name in record.evaluation},
-        "config": records.compared(settings["config"], run.method, {})[""],
+        "config": compared(settings["config"], run.method, {})[""],
         "evaluations": {x: of["settings"] for x, of in record.measured.items() if "settings" in of},
         "data": data_digest(settings),
         "machine": machine(settings),
@@ -120,7 +129,7 @@ def _check_data(lines):
     first = {}
     for run, line in lines.items():
         other = first.setdefault((run.experiment, run.changes), run)
-        if line["data"] != lines[other]["data"]:
+        if line.get("data") != lines[other].get("data"):
             raise UserError(
                 f"{other} and {run} were trained on different data (data in run.json): record the runs of "
                 "the experiment on the same data at once, or use another folder"
@@ -138,11 +147,12 @@ def _merge(path, columns, rows, runs):
     """Replaces the rows of runs in a CSV file; numbers have all digits."""
     frames = [pd.DataFrame(rows, columns=columns).fillna({"signature": ""})] if rows else []
     if path.exists():
-        before = records.read_csv(path, columns)
+        before = recorded_results.read_csv(path, columns)
         is_replaced = pd.MultiIndex.from_frame(before[RUN]).isin([row_key(run) for run in runs])
         frames.insert(0, before[~is_replaced])
     if frames:
-        new = pd.concat(frames).astype({x: kind for x, kind in records.TYPES.items() if x in columns})
+        types = {name: kind for name, kind in recorded_results.TYPES.items() if name in columns}
+        new = pd.concat(frames).astype(types)
         text = new.sort_values(columns[: columns.index("value")]).to_csv(
             index=False, na_rep="nan", lineterminator="\n"
         )
@@ -168,8 +178,8 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
     for run in track(first.values(), "models", transient=True):
         torch.manual_seed(0)  # some encodings are random
         weights = trained_weights(runs[run].folder).tolist()
-        # Four digits are enough for plots.
-        rows += [(*row_key(run), n, f"{weights[n]:.4g}") for n in records.shown_distances(len(weights))]
+        distances = recorded_results.shown_distances(len(weights))
+        rows += [(*row_key(run), n, f"{weights[n]:.4g}") for n in distances]  # four digits suffice for plots
     _merge(folder / "attention_weights.csv", WEIGHTS, rows, first.values())
     return len(first)
 
@@ -180,7 +190,7 @@ def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> 
     Returns:
         One line for each number outside the tolerance and a summary, and whether there is no such number.
     """
-    recorded = {x.run: x for x in records.read_recorded(folder) if x.problem is None}
+    recorded = {x.run: x for x in recorded_results.read_recorded(folder) if x.problem is None}
     found, refused = finished_runs(results, runs)
     groups, off = {"off": [], "without a record": [], "on other data": [], "not compared": refused}, []
     numbers = pd.DataFrame(_numbers(recorded), columns=MEASUREMENTS)
@@ -234,7 +244,7 @@ def page(folder: Path) -> str:
     It has the number of recorded runs of all tables, and a section for each table that has recorded runs or a
     commentary, notes/TABLE.md in the folder. Other files in notes are sections of their own with a heading.
     """
-    read = records.read_recorded(folder)
+    read = recorded_results.read_recorded(folder)
     recorded = {record.run: record for record in read if record.problem is None}
     for message in omissions(read):
         print(f"results: {message}", file=sys.stderr)

@@ -22,8 +22,11 @@ from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
-from fairseq_lrpe.experiments.reporting.records import RunRecord, flat_texts, machine, read_runs
+from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section
+from fairseq_lrpe.experiments.reporting.run_list import run_list
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord
+from fairseq_lrpe.experiments.reporting.settings import machine
 from fairseq_lrpe.experiments.reporting.tables import (
     experiment_sections,
     measured_name,
@@ -55,6 +58,8 @@ PROBLEMS = {
     "failed": "Failed: the last command ended with an error",
     "stopped": "Stopped: the same command resumes the training",
 }
+MAX_POINTS = 120_000
+"""Number of points of all curves together, with which a page of 5,000 runs is smaller than 10 MB."""
 MAX_LOG_LINE = 500  # number of characters of a log line that are shown
 
 
@@ -121,8 +126,10 @@ def render(report: Report, time: datetime) -> str:
     by_experiment = {}
     for record in report.records:
         by_experiment.setdefault(record.run.experiment, []).append(record)
-    settings = [record.settings for record in report.records]
-    machines = Counter((_versions(of), machine(of), _commit(of)) for of in settings)
+    environments = Counter(_environment(record) for record in report.records).most_common()
+    numbers = {environment: number for number, (environment, _) in enumerate(environments, 1)}
+    curves = sum(1 for record in report.records if record.curve)
+    points = MAX_POINTS // max(curves, 1)
     return blocks.render(
         "report.html.jinja",
         records=report.records,
@@ -132,13 +139,17 @@ def render(report: Report, time: datetime) -> str:
         plotly=Markup(get_plotlyjs()),
         counts=report.state_counts(),
         tables=[_table(report, i, *table) for i, table in enumerate(report.tables)],
-        experiments=[_experiment(i, *found) for i, found in enumerate(by_experiment.items())],
+        experiments=[_experiment(i, *found, points) for i, found in enumerate(by_experiment.items())],
+        run_lists={name: run_list(records) for name, records in by_experiment.items()},
         running=by_state["running"],
         progress=lambda record: describe_folder(record.folder, record.updates),
         problems={title: by_state[state] for state, title in PROBLEMS.items() if by_state[state]},
-        machines=machines.most_common(),
-        details=_details,
+        environments=environments,
+        environment=lambda record: numbers[_environment(record)],
         path=lambda record: record.folder.relative_to(report.results).as_posix(),
+        short_path=lambda record: record.folder.relative_to(
+            report.results / record.run.experiment
+        ).as_posix(),
         last_log_line=_last_log_line,
         last_updated=_last_updated,
     )
@@ -170,30 +181,14 @@ def _notes(table, summary, frame):
             yield text
 
 
-def _experiment(number, name, records):
+def _experiment(number, name, records, points):
     _, *sections = experiment_sections(records)
-    plot = figure_html(curve_figure(experiment_lines(records)), f"plot-experiment-{number}")
+    plot = figure_html(curve_figure(experiment_lines(records), points), f"plot-experiment-{number}")
     return {"name": name, "sections": sections, "plot": plot}
 
 
-def _details(record):
-    """Returns {fact: value} of a run, and {title: {key: value}} of its files."""
-    settings, evaluation = record.settings, record.evaluation
-    facts = {
-        "state": record.describe_state(),
-        "log": _last_log_line(record) if record.state in PROBLEMS else "",
-        "started": settings.get("started"),
-        "finished": evaluation.get("finished"),
-        "last updated": _last_updated(record),
-        "versions": _versions(settings),
-        "machine": machine(settings),
-        "commit": _commit(settings),
-        "folder": blocks.breakable(display_path(record.folder)),
-        "files": ", ".join(sorted(path.name for path in record.folder.glob("*"))),
-    }
-    measured = {key: value for key, value in evaluation.items() if key != "tried"}
-    texts = {"Measured (evaluation.json)": measured, "Settings (run.json)": settings}
-    return facts, {title: flat_texts(content) for title, content in texts.items() if content}
+def _environment(record):
+    return _versions(record.settings), machine(record.settings), _commit(record.settings)
 
 
 def _versions(settings):

@@ -12,8 +12,9 @@ from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
 from fairseq_lrpe.experiments.reporting.differences import INTERVALS, corrected_for
-from fairseq_lrpe.experiments.reporting.records import RunRecord, read_runs, with_current_settings
+from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number, heading
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord, with_current_settings
 from fairseq_lrpe.utils.errors import UserError
 
 

@@ -7,8 +7,9 @@ import pytest
 from support.tiny import SMALL_LM, job_of, output_of, read, run_here
 
 from fairseq_lrpe.cli import results, train
-from fairseq_lrpe.experiments.execution import endings, run_directory, runner
+from fairseq_lrpe.experiments.execution import endings, run_log, runner
 from fairseq_lrpe.experiments.execution.run_directory import locked
+from fairseq_lrpe.experiments.execution.run_files import write_json
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.utils.errors import UserError
 
@@ -102,7 +103,7 @@ def test_run_of_version_1_1_that_ended_early_is_continued(data_bin, tmp_path):
     assert run_here(train.main, *words).returncode == 1
     folder = only_run(tmp_path).folder
     wrong = {"evaluations": {"test": {"settings": {}, "perplexity": 997.0}}, "finished": "2026-10-01"}
-    run_directory.write_json(folder / "evaluation.json", wrong)
+    write_json(folder / "evaluation.json", wrong)
     assert only_run(tmp_path).describe_state() == "stopped at 1 of 30"
     output_of(train.main, *words_of(data_bin, tmp_path))
     assert only_run(tmp_path).measured["test"]["perplexity"] < 900
@@ -149,8 +150,8 @@ def test_another_node_has_rank_0(tmp_path, monkeypatch):
     monkeypatch.setattr(runner.Job, "run_command", train_on_two_nodes)
     with locked(job.folder) as job.lock:
         reached = 30
-        assert runner.run_training(job, ["torchrun"], run_directory.Log(job.folder)) is None
+        assert runner.run_training(job, ["torchrun"], run_log.Log(job.folder)) is None
         reached = 20
         message = r"stopped at 20 of 30 updates by an unknown cause, see .*node2\.log"
         with pytest.raises(UserError, match=message):
-            runner.run_training(job, ["torchrun"], run_directory.Log(job.folder))
+            runner.run_training(job, ["torchrun"], run_log.Log(job.folder))

@@ -8,6 +8,7 @@ from support.tiny import SMALL_LM, job_of, output_of, read
 
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.execution import extend_run, run_directory
+from fairseq_lrpe.experiments.execution.run_files import read_log
 from fairseq_lrpe.experiments.execution.runner import run_settings
 
 SMALL = [*SMALL_LM, "train.warmup_updates=4", "train.validate_interval_updates=4"]
@@ -34,7 +35,7 @@ def state(folder, name="checkpoint_last.pt"):
 
 
 def validations(folder):
-    entries = run_directory.read_lines(folder / "log.jsonl")
+    entries = list(read_log(folder))
     return {e["valid_num_updates"]: e["valid_loss"] for e in entries if e["kind"] == "valid"}
 
 

@@ -11,7 +11,8 @@ from support.tiny import job_of
 
 from fairseq_lrpe.experiments.definition.kinds import KINDS
 from fairseq_lrpe.experiments.execution import progress
-from fairseq_lrpe.experiments.execution.run_directory import Log, locked
+from fairseq_lrpe.experiments.execution.run_directory import locked
+from fairseq_lrpe.experiments.execution.run_log import Log
 
 INNER = {"epoch": 1, "loss": "3.5", "ppl": "11.31", "wps": "2000", "ups": "1.95", "wpb": "1024"}
 

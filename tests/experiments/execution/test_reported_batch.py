@@ -13,7 +13,8 @@ from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.execution import runner
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.reported_batch import ReportedBatch
-from fairseq_lrpe.experiments.execution.run_directory import Log, read_lines
+from fairseq_lrpe.experiments.execution.run_files import read_log
+from fairseq_lrpe.experiments.execution.run_log import Log
 
 KUBEFLOW = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "23456"}
 SLURM = {"SLURM_JOB_NODELIST": "node1", "SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "0"}
@@ -115,7 +116,7 @@ def test_two_processes_in_a_container(data_bin, tmp_path):
     in_container(BIN / "lrpe", "train", *words)
     [log] = tmp_path.rglob("train.log")
     assert "training on 2 devices" in log.read_text()
-    entries = [entry for entry in read_lines(log.with_name("log.jsonl")) if entry["kind"] == "train_inner"]
+    entries = [entry for entry in read_log(log.parent) if entry["kind"] == "train_inner"]
     assert [entry["bsz"] for entry in entries] == [8] * 4
     for path in log.parent.glob("checkpoints/*"):
         path.unlink()

@@ -11,7 +11,7 @@ from support.tiny import BIN, REPOSITORY, SMALL_LM, job_of, output_of, run_here
 
 from fairseq_lrpe.cli import table, train
 from fairseq_lrpe.experiments.execution import slurm
-from fairseq_lrpe.experiments.execution.run_directory import read_lines
+from fairseq_lrpe.experiments.execution.run_files import read_log
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def measured(results):
         record["evaluations"].pop("training")
         entries = [
             {key: value for key, value in entry.items() if not key.endswith(TIMES)}
-            for entry in read_lines(folder / "log.jsonl")
+            for entry in list(read_log(folder))
         ]
         weights = {}
         for name in ("best", "last"):
@@ -76,7 +76,7 @@ def start(nodes, job):
 
 
 def trained_updates(results):
-    return {path.parent: len(read_lines(path)) for path in results.rglob("log.jsonl")}
+    return {path.parent: len(list(read_log(path.parent))) for path in results.rglob("log.jsonl")}
 
 
 def test_table_ends_like_a_local_one(environment, data_bin, tmp_path):
@@ -201,7 +201,7 @@ def test_training_in_an_allocation_has_the_batch_of_the_experiment(
     assert done.returncode == 0, done.stderr
     [log] = tmp_path.rglob("train.log")
     assert "training on 2 devices" in log.read_text()
-    entries = [entry for entry in read_lines(log.with_name("log.jsonl")) if entry["kind"] == "train_inner"]
+    entries = [entry for entry in read_log(log.parent) if entry["kind"] == "train_inner"]
     assert {entry["bsz"] for entry in entries} == {8}
 
 

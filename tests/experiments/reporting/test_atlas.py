@@ -23,7 +23,9 @@ from fairseq_lrpe.experiments.inference import attention as inference
 from fairseq_lrpe.experiments.reporting import atlas, recording
 from fairseq_lrpe.experiments.reporting.answers import QUESTIONS, answers
 from fairseq_lrpe.experiments.reporting.differences import quantile
-from fairseq_lrpe.experiments.reporting.records import configured_settings, read_runs, read_weights
+from fairseq_lrpe.experiments.reporting.recorded_results import read_weights
+from fairseq_lrpe.experiments.reporting.records import read_runs
+from fairseq_lrpe.experiments.reporting.settings import configured_settings
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
 

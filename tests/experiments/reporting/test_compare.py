@@ -129,4 +129,7 @@ def test_wrong_folders(results):
     a, b = folders(results)
     assert "is not the folder of a run" in run_here(command.main, a, results / "lm").stderr
     (b / "seed-2/run.json").write_text("{")
-    assert "cannot be read" in run_here(command.main, a, b).stderr
+    assert "seed-2 cannot be read: run.json is damaged (" in run_here(command.main, a, b).stdout
+    for folder in b.iterdir():
+        (folder / "run.json").write_text("{")
+    assert "cannot be read: run.json is damaged (" in run_here(command.main, a, b).stderr

@@ -50,5 +50,6 @@ def test_damaged_seed_and_evaluation_of_a_single_seed(folder):
     path.write_text(json.dumps(record))
     header, _, row, *_ = shown(folder)
     assert row[3] == "3" and row[6] == "102.00 ± 2.83 (2)"
-    assert row[5] == "seed 2 damaged: run.json is not a JSON object"
+    problem = "run.json is damaged (it is not a JSON object): restore it, or remove the run's folder"
+    assert row[5] == f"seed 2 damaged: {problem}"
     assert header[-1] == "far perplexity" and row[-1] == "7.00 (1)"

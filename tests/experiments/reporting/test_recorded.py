@@ -14,7 +14,9 @@ from fairseq_lrpe.cli import results
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.reporting import recording
-from fairseq_lrpe.experiments.reporting.records import MEASUREMENTS, machine, read_runs, read_settings
+from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS, read_settings
+from fairseq_lrpe.experiments.reporting.records import read_runs
+from fairseq_lrpe.experiments.reporting.settings import machine
 from fairseq_lrpe.experiments.reporting.tables import omissions
 
 CPU = {"gpus": 0, "nodes": 1, "cpu": True, "precision": "fp32", "gpu_names": []}
@@ -140,6 +142,7 @@ def test_ambiguous_runs_are_refused(folder, records):
 
 
 @pytest.mark.parametrize("settings, expected", [
+    ({**CPU, "processor": {"name": "Toy CPU", "threads": 3}}, "CPU (Toy CPU, 3 threads) fp32"),
     ({**CPU, "gpus": 2}, "CPU (Toy CPU, AVX2, 2 processes with 1 thread each) fp32"),
     ({"gpus": 2, "precision": "fp16", "gpu_names": ["A (cuda:0)", "A (cuda:1)", "B"]}, "2 × A fp16"),
     ({"gpus": 1, "nodes": 2, "precision": "fp16", "gpu_names": ["A (cuda:0)"]}, "2 × A fp16"),
@@ -163,7 +166,7 @@ def test_records_are_read_like_runs(folder, records):
     ("measurements/lm-mini.csv", ",rope,,2,", ",rope,,1,", "two lines differ at most in the value"),
     ("curves/lm-mini.csv", ",400.0", ",many", "could not convert"),
     ("settings/lm-mini.jsonl", '"kind": "lm"', '"kind": "lmm"', "unknown kind 'lmm': expected one of "),
-    ("settings/lm-mini.jsonl", '"finished": ', '"ended": ', "'finished'"),
+    ("settings/lm-mini.jsonl", '"finished": ', '"ending": ', "finished: this key is missing"),
 ])  # fmt: skip
 def test_damaged_records(name, old, new, problem, folder, records):
     path = records / name

@@ -10,15 +10,17 @@ from fairseq_lrpe.experiments.definition.run import Run, run_folders
 from fairseq_lrpe.experiments.reporting.records import read_run
 
 KIND = '"kind": "lm"'
+BAD_NUMBER = '{"evaluations": {"valid": {"perplexity": "many"}}}'
 
 
 @pytest.mark.parametrize(("name", "content", "problem"), [
-    ("run.json", "[1]", "run.json is not a JSON object"),
+    ("run.json", "[1]", "run.json is damaged (it is not a JSON object): restore it, or "),
     ("run.json", '{"kind": "x", "config": {}}', "unknown kind 'x': expected one of "),
-    ("run.json", f'{{{KIND}, "config": {{}}}}', "the key 'updates' is missing"),
-    ("run.json", b"\xff\xfe", "codec can't decode"),
-    ("evaluation.json", '{"evaluations": {"valid": {"perplexity": "many"}}}', "could not convert string"),
-    ("log.jsonl", "x\n{}\n", "log.jsonl is damaged (line 1 is not a JSON object)"),
+    ("run.json", f'{{{KIND}, "config": {{}}}}', "run.json lacks the key updates: restore it, or "),
+    ("run.json", "{}", "run.json lacks the key kind: restore it, or "),
+    ("run.json", b"\xff\xfe", "run.json is damaged (it is not JSON: "),
+    ("evaluation.json", BAD_NUMBER, "(evaluations.valid.perplexity: input should be a valid number)"),
+    ("log.jsonl", "x\n{}\n", "log.jsonl is damaged (line 1: it is not JSON: "),
 ])  # fmt: skip
 def test_damaged_files(name, content, problem, tmp_path):
     folder = tmp_path / "lm/gone/linear_base/updates=800/seed-1"

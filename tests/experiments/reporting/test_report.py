@@ -1,9 +1,12 @@
 """The HTML report: its contents, escaping, damaged runs, plots, and how a browser shows it."""
 
 import json
+import re
 import sys
 from collections import Counter
+from datetime import UTC, datetime
 
+import pandas as pd
 import pytest
 from support.html_page import Page
 from support.tiny import run_here, write_configs, write_run
@@ -63,14 +66,21 @@ def test_report_contains_tables_and_runs(runs):
     assert run == "lm/big/linear_tmlr_type1/seed-2" and bar == "100 of 100" and updated.endswith("UTC")
     assert progress.startswith("100 of 100 updates, ppl 96")
     broken = {row[0]: row[1:3] for rows in shown.tables if rows[0][1] == "state" for row in rows[1:]}
-    assert broken["lm/big/linear_rope/seed-2"][0].startswith("damaged: Unterminated string")
+    assert broken["lm/big/linear_rope/seed-2"][0].startswith("damaged: run.json is damaged (it is not JSON: ")
     assert broken["lm/big/linear_base/seed-3"] == ["not measured", f"train.log ends: RuntimeError: {HOSTILE}"]
     assert broken["lm/big/linear_tmlr_type2/seed-1"] == ["stopped at 40 of 100", "-"]
-    places = shown.table("versions", "machine", "commit", "runs")
+    places = shown.table("number", "versions", "machine", "commit", "runs")
     versions = f"python 3.11.7, torch 2.13.0+cpu, fairseq 0.12.3.1, fairseq_lrpe {HOSTILE}"
-    assert [versions, "2 × Toy fp16", "aaaaaaaaaaaa with changes", "1"] in places
+    [number] = [
+        row[0] for row in places if row[1:] == [versions, "2 × Toy fp16", "aaaaaaaaaaaa with changes", "1"]
+    ]
     settings = [row for rows in shown.tables if rows[0] == ["key", "value"] for row in rows]
-    assert ["config.updates", "100"] in settings and ["evaluations.valid.perplexity", "100"] in settings
+    assert ["config.updates", "100"] in settings
+    lists = [rows for rows in shown.tables if rows[0][:2] == ["state", "run"]]
+    rows = [dict(zip(rows[0], row, strict=True)) for rows in lists for row in rows[1:]]
+    [row] = [row for row in rows if row["run"] == "linear_base/seed-1"]
+    assert row["valid perplexity"] == "100" and row["environment"] == number
+    assert f"note: {HOSTILE}" in row["other settings"] and "config.updates" not in row["other settings"]
 
 
 def test_files_are_escaped_and_nothing_is_fetched(runs):
@@ -152,3 +162,37 @@ def test_without_plotly(runs, monkeypatch):
     done = run_here(command.main, "--results", runs)
     message = "report: plotly is missing: run `pip install 'fairseq-lrpe[report]'`"
     assert done.stderr.splitlines()[-1] == message and not (runs / "report.html").exists()
+
+
+def test_thinned_lines_have_the_same_shape():
+    values = pd.Series([(n % 7) + 0.1 * n for n in range(1000)], index=range(0, 10_000, 10))
+    values.iloc[[333, 500]] = [-50.0, 900.0]
+    for count in (4, 5, 32, 501):
+        thin = interactive_plots.thinned(values, count)
+        assert count / 2 <= len(thin) <= count and thin.index.is_monotonic_increasing
+        assert thin.equals(values[thin.index]) and {0, 3330, 5000, 9990} <= set(thin.index)
+    assert interactive_plots.thinned(values, 1000).equals(values)
+    assert len(interactive_plots.thinned(values, 0)) == 4
+
+
+def test_size_of_a_report_of_many_runs(tmp_path, monkeypatch):
+    def size(methods, seeds):
+        folder = tmp_path / f"{methods}"
+        for method in range(methods):
+            for seed in range(1, seeds + 1):
+                curve = {10 * n: round(50 + 100 / n + seed / 7, 2) for n in range(1, 101)}
+                write_run(folder / f"lm/gone/linear_method{method}/seed-{seed}", curve, 40 + seed / 7)
+        return report.render(report.scan(folder), datetime.now(UTC)), curve
+
+    few, curve = size(1, 2)
+    [points] = {tuple(x) for x in drawn_updates(few)}
+    assert list(points) == list(curve)  # all of them
+    monkeypatch.setattr(report, "MAX_POINTS", 24 * 200)  # as few points for each of 200 runs as of 5,000
+    many, _ = size(20, 10)
+    assert {len(x) for x in drawn_updates(many)} == {24} and many.count("<tr id=") == 200
+    assert len(few.encode()) + 5000 * (len(many.encode()) - len(few.encode())) / 198 < 10e6
+
+
+def drawn_updates(page):
+    """Returns the numbers of updates of each line in the plots of a page."""
+    return [json.loads(text) for text in re.findall(r'"x":(\[[\d,.]+\])', page)]

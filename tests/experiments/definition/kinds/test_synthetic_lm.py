@@ -12,7 +12,7 @@ import torch
 from support.tiny import REPOSITORY, read
 
 from fairseq_lrpe.cli import train
-from fairseq_lrpe.experiments.execution.run_directory import read_lines
+from fairseq_lrpe.experiments.execution.run_files import read_log
 from fairseq_lrpe.experiments.inference import evaluate_synthetic
 from fairseq_lrpe.experiments.reporting.records import read_run
 from fairseq_lrpe.tasks.synthetic_lm import SyntheticLMConfig, SyntheticLMTask
@@ -31,7 +31,7 @@ def run(folder, experiment, attention, method, *changes):
 @pytest.mark.parametrize("attention, method", [("softmax", "roper"), ("linear", "tmlr_type2")])
 def test_evaluation_of_problems(attention, method, tmp_path):
     folder, measured = run(tmp_path, "synthetic_lm/index_mini", attention, method, "train.letters=2")
-    log = read_lines(folder / "log.jsonl")
+    log = list(read_log(folder))
     assert math.log(2) * log[-1]["train_loss"] == pytest.approx(measured["nats"], rel=0.5)
     [valid] = [entry for entry in log if entry["kind"] == "valid"]
     assert read_run(folder, tmp_path).curve == {3: pytest.approx(math.log(2) * valid["valid_loss"])}
@@ -116,7 +116,7 @@ def test_killed_run_ends_like_an_uninterrupted_one(tmp_path):
 
 def without_times(log):
     times = ("wps", "ups", "wall")  # with prefixes, such as train_
-    entries = read_lines(log)
+    entries = list(read_log(log.parent))
     return [{key: value for key, value in entry.items() if not key.endswith(times)} for entry in entries]
 
 

@@ -1,0 +1,106 @@
+"""Reads a folder of recorded results, such as docs/results.
+
+It contains settings/EXPERIMENT.jsonl, with one JSON object per run, measurements/EXPERIMENT.csv, with one
+line per number, curves/EXPERIMENT.csv, and attention_weights.csv.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.execution.run_files import parse_object
+from fairseq_lrpe.experiments.execution.run_schema import RecordedSettings
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord, row_key, with_current_settings
+from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.files import read_file
+
+RUN = ["experiment", "attention", "method", "changes", "seed"]
+"""Columns of a DataFrame that identify a run."""
+MEASUREMENTS = [*RUN, "evaluation", "metric", "value", "signature"]
+POINTS = [*RUN, "updates", "value"]
+WEIGHTS = [*RUN, "distance", "value"]
+"""Columns of the files with measurements, of those with curves, and of attention_weights.csv."""
+TYPES = {"distance": int, "seed": int, "updates": int, "value": float}
+
+
+def is_recorded(results: Path) -> bool:
+    return (results / "measurements").is_dir()
+
+
+def read_settings(folder: Path) -> dict[Run, dict]:
+    """Returns {run: its line in the files settings/EXPERIMENT.jsonl} of recorded results."""
+    lines = {}
+    for path in sorted((folder / "settings").glob("[!.]*.jsonl")):
+        try:
+            found = [parse_object(line, RecordedSettings) for line in read_file(path).splitlines()]
+            lines |= {Run.of(line): line for line in found}
+        except ValueError as error:
+            raise _damaged(path, error) from None
+    return lines
+
+
+def read_recorded(folder: Path) -> list[RunRecord]:
+    """Reads recorded results as run records, without numbers whose settings in configs have changed since."""
+    lines, found = read_settings(folder), []
+    measured = _read_by_run((folder / "measurements").glob("[!.]*.csv"), MEASUREMENTS)
+    curves = _read_by_run((folder / "curves").glob("[!.]*.csv"), POINTS)
+    for run, settings in lines.items():
+        record = _as_record(folder, run, settings, measured.get(row_key(run), ()))
+        record.curve = dict(curves.get(row_key(run), ()))
+        found.append(record)
+    return with_current_settings(found)
+
+
+def _as_record(folder, run, settings, measured):
+    values = {name: {"settings": about} for name, about in settings["evaluations"].items()}
+    for evaluation, metric, value, signature in measured:
+        one = values.setdefault(evaluation, {})
+        one[metric] = value
+        if signature:
+            one[f"{metric}_signature"] = signature
+    evaluation = {"evaluations": values, "finished": settings["finished"]}
+    if "ended" in settings:
+        evaluation["ended"] = settings["ended"]
+    record = RunRecord(run, folder / str(run), settings, evaluation)
+    record.complete()
+    record.reached = settings["ended"]["updates"] if "ended" in settings else record.updates
+    return record
+
+
+def _read_by_run(paths, columns):
+    """Returns {values of the columns ``RUN``: rows of the other columns} from CSV files."""
+    found = {}
+    for path in sorted(paths):
+        for row in read_csv(path, columns).itertuples(index=False, name=None):
+            found.setdefault(row[: len(RUN)], []).append(row[len(RUN) :])
+    return found
+
+
+def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int, float]]]:
+    """Reads {run: [(distance, weight)]} of those runs that attention_weights.csv contains."""
+    weights = _read_by_run(folder.glob("attention_weights.csv"), WEIGHTS)
+    return {run: weights[row_key(run)] for run in runs if row_key(run) in weights}
+
+
+def shown_distances(length: int) -> list[int]:
+    """Returns the distances below ``length`` with recorded weights: all below 32, then every third one."""
+    return [n for n in range(length) if n < 32 or (n - 32) % 3 == 0]
+
+
+def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
+    """Reads a CSV file; raises UserError if it is damaged, or two lines differ at most in the value."""
+    try:
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, usecols=columns)
+        frame = frame.astype({name: kind for name, kind in TYPES.items() if name in columns})
+        if frame.duplicated(columns[: columns.index("value")]).any():
+            raise ValueError("two lines differ at most in the value")
+    except ValueError as error:
+        raise _damaged(path, error) from None
+    return frame[columns]
+
+
+def _damaged(path, error):
+    text = " ".join(str(error).split())
+    return UserError(f"{path} is damaged ({text}): restore it, for example with git, and record again")
