@@ -10,6 +10,7 @@ import os
 import sys
 from importlib import import_module
 
+from fairseq_lrpe.utils.cli import open_standard_streams
 from fairseq_lrpe.utils.encoded_text import is_utf8
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.launchers import check_single_process
@@ -48,11 +49,14 @@ examples:
 def main(arguments: list[str] | None = None) -> None:
     if sys.version_info < (3, 11):
         sys.exit("lrpe needs Python 3.11 or newer; with Python 3.10, use fairseq's commands with --user-dir")
+    if sys.flags.optimize > 1:
+        sys.exit("lrpe: python -OO removes texts that lrpe shows: unset PYTHONOPTIMIZE, or set it to 1")
+    open_standard_streams()
     # With Python's default, a fifth of the time that torch and fairseq take to start is garbage collection.
     gc.set_threshold(100_000, 50, 100)
     # Importing fairseq calls basicConfig with the level DEBUG, which has no effect after this call.
     logging.basicConfig(format="%(message)s")
-    if getattr(sys.stdout, "errors", "") == "strict":
+    if getattr(sys.stdout, "errors", "") in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # tables contain ±, which some locales lack
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if wrong := next((word for word in (name, *rest) if not is_utf8(word)), None):

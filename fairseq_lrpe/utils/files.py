@@ -85,9 +85,21 @@ def _entries(folder):
     return found
 
 
+def check_regular(path: Path) -> None:
+    """Raises a UserError for a folder, pipe, socket or device, which may have no content or no end."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a regular file: replace it by one")
+
+
+def file_exists(path: Path) -> bool:
+    """Returns whether a file exists; raises a UserError like :func:`check_regular`."""
+    check_regular(path)
+    return path.exists()
+
+
 def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
-    if not path.is_file():
-        raise UserError(f"{path} is missing, or is not a regular file")
+    if not file_exists(path):
+        raise UserError(f"{path} is missing")
     if path.stat().st_size > limit:
         raise UserError(f"{path} exceeds the limit of {limit:,} bytes")
     return path.read_bytes()
@@ -110,6 +122,7 @@ def byte_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a UTF-8 file like :func:`byte_lines`; raises a UserError for other encodings."""
+    check_regular(path)
     with path.open("rb") as file:
         for number, line in enumerate(byte_lines(file, str(path)), 1):
             try:

@@ -24,7 +24,8 @@ GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its o
 # By default, glibc returns the memory of large freed tensors to the system. Page faults on later allocations
 # then take a quarter of the training time on the CPU. With these settings, glibc keeps the memory.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "PYTHONUTF8": "1"}
+SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "PYTHONUTF8": "1", "PYTHONOPTIMIZE": ""}
+"""Variables of all commands; fairseq validates data and flags by assertions, which PYTHONOPTIMIZE removes."""
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
