@@ -136,11 +136,11 @@ def prepare_part(corpus: Corpus, args: Namespace) -> None:
     Removes unpacked archives and, if the input is invalid, OUT/text, unless an earlier call created it.
     """
     data, text = args.out / "bin", args.out / "text"
-    if data.is_dir():
-        print(f"already prepared: {data}")
-        return
     had_text = text.exists()
     try:
+        if data.is_dir():
+            print(f"already prepared: {data}")
+            return
         with resumable(), recorded_folder(data, corpus.record(args)) as folder:
             corpus.prepare(args, folder)
     except ValueError:  # the source or an option is invalid

@@ -52,6 +52,10 @@ def main(arguments: list[str] | None = None) -> None:
     if sys.flags.optimize > 1:
         sys.exit("lrpe: python -OO removes texts that lrpe shows: unset PYTHONOPTIMIZE, or set it to 1")
     open_standard_streams()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit("lrpe: the current folder has been deleted: change to another one")
     # With Python's default, a fifth of the time that torch and fairseq take to start is garbage collection.
     gc.set_threshold(100_000, 50, 100)
     # Importing fairseq calls basicConfig with the level DEBUG, which has no effect after this call.

@@ -182,8 +182,12 @@ def test_folder_that_cannot_be_locked(places, tmp_path, monkeypatch):
     assert f"{tmp_path}/lm/mini/linear_rope/seed-1 cannot be locked (No locks available): use " in line
 
 
-def test_tables_in_every_locale():
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(REPOSITORY)}
+@pytest.mark.parametrize("variables", [
+    {"PYTHONIOENCODING": "ascii"},
+    {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+])  # fmt: skip
+def test_tables_in_every_locale(variables):
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONPATH": str(REPOSITORY), **variables}
     words = "results --results docs/results --table quickstart --format markdown".split()
     command = [BIN / "python", "-m", "fairseq_lrpe", *words]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True)

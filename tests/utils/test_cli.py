@@ -66,3 +66,11 @@ def test_python_without_docstrings_is_an_error():
         done.stderr
         == "lrpe: python -OO removes texts that lrpe shows: unset PYTHONOPTIMIZE, or set it to 1\n"
     )
+
+
+def test_a_deleted_folder_is_an_error(tmp_path):
+    script = 'mkdir gone && cd gone && rmdir ../gone && exec "$0" -m fairseq_lrpe prepare'
+    words = ["-c", script, BIN / "python"]
+    done = run_command("/bin/bash", *words, folder=tmp_path, PYTHONPATH=str(REPOSITORY))
+    assert done.returncode == 1
+    assert done.stderr == "lrpe: the current folder has been deleted: change to another one\n"
