@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import sys
+import warnings
 from importlib import import_module
 
 from fairseq_lrpe.utils.cli import open_standard_streams
@@ -56,6 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
         os.getcwd()
     except FileNotFoundError:
         sys.exit("lrpe: the current folder has been deleted: change to another one")
+    if any(option.startswith("error") for option in sys.warnoptions):
+        warnings.simplefilter("ignore")  # torch and fairseq warn when they are imported
     # With Python's default, a fifth of the time that torch and fairseq take to start is garbage collection.
     gc.set_threshold(100_000, 50, 100)
     # Importing fairseq calls basicConfig with the level DEBUG, which has no effect after this call.

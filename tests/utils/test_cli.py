@@ -74,3 +74,9 @@ def test_a_deleted_folder_is_an_error(tmp_path):
     done = run_command("/bin/bash", *words, folder=tmp_path, PYTHONPATH=str(REPOSITORY))
     assert done.returncode == 1
     assert done.stderr == "lrpe: the current folder has been deleted: change to another one\n"
+
+
+def test_warnings_of_torch_and_fairseq_are_no_errors():
+    words = ["-m", "fairseq_lrpe", "generate", "/nowhere"]  # imports both
+    done = run_command(BIN / "python", *words, PYTHONWARNINGS="error")
+    assert done.stderr == "generate: the checkpoint /nowhere does not exist: train it with `lrpe train`\n"
