@@ -57,6 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
         os.getcwd()
     except FileNotFoundError:
         sys.exit("lrpe: the current folder has been deleted: change to another one")
+    os.environ.pop("MPLBACKEND", None)  # plots are written to files; importing matplotlib would check it
     if any(option.startswith("error") for option in sys.warnoptions):
         warnings.simplefilter("ignore")  # torch and fairseq warn when they are imported
     # With Python's default, a fifth of the time that torch and fairseq take to start is garbage collection.

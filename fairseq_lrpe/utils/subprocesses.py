@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.failure_cause import REJECTION, failure_cause, rejection
 from fairseq_lrpe.utils.launchers import without_launchers
 
@@ -122,6 +123,22 @@ def available_cores() -> int:
     """Returns the number of CPU cores that this process may use."""
     # macOS does not restrict processes to cores.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_in(environment: Mapping[str, str]) -> int | None:
+    """Returns the threads of a process according to OMP_NUM_THREADS, or None if it is not set.
+
+    Its value may be a list of numbers, of which those after the first are for nested loops.
+
+    Raises:
+        UserError: If the value is not a number; OpenMP would ignore it and use all cores.
+    """
+    if not (value := environment.get("OMP_NUM_THREADS", "").strip()):
+        return None
+    first = value.partition(",")[0].strip()
+    if not (first.isdecimal() and int(first)):
+        raise UserError(f"OMP_NUM_THREADS is {value!r}: set it to a number of threads, or unset it")
+    return int(first)
 
 
 def die_with_parent() -> Callable[[], None]:

@@ -80,3 +80,10 @@ def test_warnings_of_torch_and_fairseq_are_no_errors():
     words = ["-m", "fairseq_lrpe", "generate", "/nowhere"]  # imports both
     done = run_command(BIN / "python", *words, PYTHONWARNINGS="error")
     assert done.stderr == "generate: the checkpoint /nowhere does not exist: train it with `lrpe train`\n"
+
+
+def test_plots_need_no_backend_of_matplotlib(tmp_path):
+    words = ["results", "--results", "docs/results", "--table", "quickstart", "--plot", tmp_path / "a.png"]
+    command = [BIN / "python", "-m", "fairseq_lrpe", *words]
+    succeeded(run_command(*command, MPLBACKEND="nonsense"))
+    assert (tmp_path / "a.png").exists()
