@@ -147,11 +147,21 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yields PATH.part, which is renamed to ``path`` on success and removed on error."""
     part = path.with_name(path.name + ".part")
     try:
-        yield part
-        os.replace(part, path)
-    except BaseException as error:
+        with named_write_errors(path):
+            yield part
+            os.replace(part, path)
+    except BaseException:
         shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS and not error.filename:
+        raise
+
+
+@contextmanager
+def named_write_errors(path: Path) -> Iterator[None]:
+    """Adds the path to errors of a full disk in the block, which have no file name."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL_ERRORS and not error.filename:
             error.filename = str(path)
         raise
 

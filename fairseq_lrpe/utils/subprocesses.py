@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.failure_cause import REJECTION, failure_cause, rejection
+from fairseq_lrpe.utils.files import named_write_errors
 from fairseq_lrpe.utils.launchers import without_launchers
 
 CLUSTER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -71,7 +72,8 @@ def run_command(
     variables = {**KEEP_MEMORY, **inherited, **(environment or {}), **SETTINGS}
     process = None
     with log.open("ab", buffering=0) as file, log.open("rb") as output:
-        file.write(f"$ {' '.join(command)}\n".encode())
+        with named_write_errors(log):
+            file.write(f"$ {' '.join(command)}\n".encode())
         start = output.seek(0, os.SEEK_END)
         popen |= {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT, "env": variables}
         popen |= {"start_new_session": True, "preexec_fn": die_with_parent()}

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from support.small_disk import full_disk
 from support.tiny import BIN, REPOSITORY
 
 from fairseq_lrpe.utils import subprocesses
@@ -151,3 +152,11 @@ def test_number_of_threads(value, threads):
 def test_invalid_numbers_of_threads_are_errors(value):
     with pytest.raises(UserError, match=f"OMP_NUM_THREADS is '{value}': set it to a number of threads, or"):
         subprocesses.threads_in({"OMP_NUM_THREADS": value})
+
+
+def test_the_log_is_named_if_its_disk_is_full(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(bytes(2000))
+    with full_disk(2000), pytest.raises(OSError) as error:
+        subprocesses.run_command(["python", "-c", "pass"], log)
+    assert error.value.filename == str(log)

@@ -19,7 +19,7 @@ from typing import IO
 from fairseq_lrpe.experiments.definition.experiment import foreign_encoding, is_non_identifying
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
+from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, named_write_errors, write_atomic
 from fairseq_lrpe.utils.subprocesses import threads_in
 
 LAST = "checkpoint_last.pt"
@@ -307,7 +307,7 @@ class Log:
     def record(self, line: str) -> dict | None:
         if entry := self.parse(line):
             self.entries.append(entry)
-            with self.jsonl.open("a", encoding="utf-8") as file:
+            with named_write_errors(self.jsonl), self.jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
         return entry
 
