@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.failure_cause import REJECTION, failure_cause, rejection
-from fairseq_lrpe.utils.files import named_write_errors
+from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, named_write_errors
 from fairseq_lrpe.utils.launchers import without_launchers
 
 CLUSTER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -69,7 +69,7 @@ def run_command(
         raise CommandFailed(f"{command[0]} was not found: install fairseq and torch for {sys.executable}")
     log.parent.mkdir(parents=True, exist_ok=True)
     inherited = without_launchers(os.environ)
-    variables = {**KEEP_MEMORY, **inherited, **(environment or {}), **SETTINGS}
+    variables = {**KEEP_MEMORY, **inherited, **(environment or {}), **SETTINGS, **import_settings()}
     process = None
     with log.open("ab", buffering=0) as file, log.open("rb") as output:
         with named_write_errors(log):
@@ -89,6 +89,14 @@ def run_command(
             raise
     if process.returncode:
         raise failure(command, process.returncode, log, start)
+
+
+def import_settings() -> dict[str, str]:
+    """Returns variables with which commands import this checkout, not another one in the current folder."""
+    folders = [str(REPOSITORY)] if PLUGIN.parent == REPOSITORY else []  # a wheel is installed
+    if given := os.environ.get("PYTHONPATH"):
+        folders.append(given)
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def failure(command: list[str], exit_code: int, log: Path, start: int) -> CommandFailed:

@@ -160,3 +160,16 @@ def test_the_log_is_named_if_its_disk_is_full(tmp_path):
     with full_disk(2000), pytest.raises(OSError) as error:
         subprocesses.run_command(["python", "-c", "pass"], log)
     assert error.value.filename == str(log)
+
+
+def test_commands_do_not_import_another_checkout_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(BIN / "python"))  # a new process instead of a fork
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for package in ("fairseq_lrpe", "data_prep"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise SystemExit('another checkout')\n")
+    lines = []
+    program = "import data_prep, fairseq_lrpe; print(fairseq_lrpe.__file__)"
+    command = ["python", "-c", program]
+    subprocesses.run_command(command, tmp_path / "log", lines.append, cwd=tmp_path)
+    assert lines == [f"{REPOSITORY / 'fairseq_lrpe' / '__init__.py'}\n"]
