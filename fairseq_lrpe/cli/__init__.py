@@ -64,7 +64,8 @@ def main(arguments: list[str] | None = None) -> None:
     gc.set_threshold(100_000, 50, 100)
     # Importing fairseq calls basicConfig with the level DEBUG, which has no effect after this call.
     logging.basicConfig(format="%(message)s")
-    if getattr(sys.stdout, "errors", "") in ("strict", "surrogateescape"):
+    errors, encoding = (getattr(sys.stdout, name, "") for name in ("errors", "encoding"))
+    if errors == "strict" or (errors == "surrogateescape" and encoding != "utf-8"):
         sys.stdout.reconfigure(errors="backslashreplace")  # tables contain ±, which some locales lack
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if wrong := next((word for word in (name, *rest) if not is_utf8(word)), None):
