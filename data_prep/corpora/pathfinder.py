@@ -17,7 +17,7 @@ from data_prep.labeled import BLOCK, Generated, numbers, rows_and_seed
 from data_prep.parallel import ordered_map
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import check_regular, read_file, read_lines
+from fairseq_lrpe.utils.files import check_regular, read_lines
 
 LENGTH = 2  # length of a paddle in pixels
 MARGIN = 1  # width of the margin around a paddle in pixels
@@ -339,4 +339,5 @@ def metadata(path: Path) -> list[list[str]]:
 
 
 def read(row: tuple[Path, int]) -> np.ndarray:
-    return np.asarray(decode(read_file(row[0]), "L"))
+    check_regular(row[0])
+    return np.asarray(decode(row[0].read_bytes(), "L"))
