@@ -27,7 +27,7 @@ import yaml
 
 from data_prep.parallel import progress
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import is_hidden
+from fairseq_lrpe.utils.files import check_regular, is_hidden
 
 SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())
 
@@ -45,6 +45,7 @@ TOO_MANY_REQUESTS = 429
 
 def mismatch(path: Path, facts: dict) -> str | None:
     """Returns how a file differs from the published size and SHA-256, or None if it is identical."""
+    check_regular(path)
     size = path.stat().st_size
     if size != facts["size"]:
         return f"has {size:,} bytes instead of {facts['size']:,}"
@@ -165,6 +166,7 @@ def unpacked(source: Path, folder: Path) -> Path:
     """
     if source.is_dir():
         return source
+    check_regular(source)
     print(f"Unpacking {source}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -231,6 +233,7 @@ def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
 
     Offset and size are in bytes, in ``archive``. The archive must not be compressed.
     """
+    check_regular(archive)
     with archive_errors(archive), tarfile.open(archive, "r:") as opened:
         for member in progress(all_members(opened), f"listing {archive.name}", "files"):
             if not member.isfile() or is_hidden(member.name):

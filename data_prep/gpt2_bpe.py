@@ -9,7 +9,7 @@ from pathlib import Path
 from data_prep.fetch import SOURCES, fetch
 from fairseq_lrpe.data.line_codec import BytePairs
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_file, write_atomic
+from fairseq_lrpe.utils.files import file_exists, read_file, write_atomic
 
 FACTS = SOURCES["gpt2_bpe"]
 FILES = {name: {"mirrors": FACTS["mirrors"], **facts} for name, facts in FACTS["files"].items()}
@@ -28,7 +28,7 @@ def provide(folder: Path, source: Path | None = None, types: int | None = None) 
     if types:
         contents = first_types(contents, types)
     merges = folder / "vocab.bpe"
-    if merges.is_file() and merges.read_bytes() != contents[merges.name]:
+    if file_exists(merges) and merges.read_bytes() != contents[merges.name]:
         raise UserError(f"{folder} was made with another --bpe-types: pass the same, or another --out")
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
@@ -60,7 +60,7 @@ def published(dest: Path, copy: Path | None = None) -> bytes:
     removed.
     """
     facts = FILES[dest.name]
-    if copy and copy.is_file() and dest.name == "dict.txt":
+    if copy and file_exists(copy) and dest.name == "dict.txt":
         content, size = read_file(copy), facts["size"]
         same = hashlib.sha256(content[:size]).hexdigest() == facts["sha256"]
         if same and re.fullmatch(rb"(madeupword\d+ 0\n)*", content[size:]):

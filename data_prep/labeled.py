@@ -78,7 +78,7 @@ class Labeled(Corpus):
             raise UserError(f"{count:,} of {total:,} images are unreadable, {example}; repair or remove them")
 
     def vocabulary(self, data):
-        return super().vocabulary(data) if self.types else ""
+        return super().vocabulary(data) if (data / "dict.txt").is_file() else ""
 
     def published_rows(self, args: Namespace) -> dict[str, int]:
         return self.facts.get("rows", {})

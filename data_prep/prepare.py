@@ -18,7 +18,7 @@ from data_prep.corpus import UNPACKED, Corpus, check_record, recorded_folder
 from fairseq_lrpe.data.corpora import CORPORA, MINI, data_folder, prepare_arguments
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg, print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, output_folder
+from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, check_regular, output_folder
 from fairseq_lrpe.utils.subprocesses import available_cores
 from fairseq_lrpe.utils.suggest import choices
 
@@ -126,6 +126,8 @@ def check_paths(corpus: Corpus, args: Namespace) -> None:
         raise UserError(f"--from is missing: pass {corpus.accepts}{page}")
     if args.source and not args.source.exists():
         raise UserError(f"{args.source} is missing: --from takes {corpus.accepts}")
+    if args.source and not args.source.is_dir():
+        check_regular(args.source)
 
 
 def prepare_part(corpus: Corpus, args: Namespace) -> None:
@@ -134,11 +136,11 @@ def prepare_part(corpus: Corpus, args: Namespace) -> None:
     Removes unpacked archives and, if the input is invalid, OUT/text, unless an earlier call created it.
     """
     data, text = args.out / "bin", args.out / "text"
-    if data.is_dir():
-        print(f"already prepared: {data}")
-        return
     had_text = text.exists()
     try:
+        if data.is_dir():
+            print(f"already prepared: {data}")
+            return
         with resumable(), recorded_folder(data, corpus.record(args)) as folder:
             corpus.prepare(args, folder)
     except ValueError:  # the source or an option is invalid

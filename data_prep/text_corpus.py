@@ -6,13 +6,14 @@ import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, concatenate, preprocess, split_files
 from data_prep.corpus import Corpus, compared, number
-from data_prep.parallel import map_lines, progress
+from data_prep.parallel import map_lines, ordered_map, progress
 from data_prep.validation import check_text
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.line_codec import SENTENCEPIECE, Characters, SentencePieces
@@ -111,7 +112,9 @@ class SentencePieceCorpus(TextCorpus):
         model = args.out / "text" / SENTENCEPIECE
         if not model.exists():
             print(f"Learning {SENTENCEPIECE}", flush=True)
-            write_atomic(model, learn_pieces(args.sentencepiece, train))
+            # In a process of its own, because SentencePiece keeps gigabytes for a corpus with many words.
+            [content] = ordered_map(partial(learn_pieces, args.sentencepiece), [train], workers=1)
+            write_atomic(model, content)
         shutil.copyfile(model, folder / SENTENCEPIECE)
         return SentencePieces(model).encode
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from data_prep.parallel import progress
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_lines
+from fairseq_lrpe.utils.files import file_exists, read_lines
 
 
 def check_text(path: Path) -> int:
@@ -15,7 +15,7 @@ def check_text(path: Path) -> int:
     Raises:
         UserError: If the file is missing, blank, or not UTF-8.
     """
-    if not path.is_file():
+    if not file_exists(path):
         raise UserError(f"{path} is missing: `--help` describes the files that --from expects")
     count, blank = 0, True
     for line in progress(read_lines(path), f"checking {path.name}", "lines"):

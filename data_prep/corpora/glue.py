@@ -19,7 +19,7 @@ from data_prep.validation import usable_rows
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE, PAPER_TASKS, TASKS, Task, get_task
 from fairseq_lrpe.data.layout import read_object
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_lines, write_lines
+from fairseq_lrpe.utils.files import check_regular, file_exists, read_lines, write_lines
 
 
 def task_option(tasks: list[str], default: list[str]) -> dict[str, dict]:
@@ -132,7 +132,7 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
     Broken rows are left out. In an unlabeled split, they raise a UserError, because predictions are submitted
     for all rows.
     """
-    if not path.is_file():
+    if not file_exists(path):
         raise UserError(f"{path} is missing: this folder must have {', '.join(task.files.values())}")
     lines, labeled = read_lines(path), split in task.labeled
     has_header = not (labeled and task.header)
@@ -188,6 +188,8 @@ def label(field: str, task: Task) -> str | float:
 
 def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:
     """Writes MRPC's TSV files to ``folder``; training rows whose IDs are in ``dev_ids`` form dev.tsv."""
+    for path in (train, test, dev_ids):
+        check_regular(path)
     ids = {tuple(line.split()) for line in dev_ids.read_bytes().splitlines()}
     with train.open("rb") as file:
         header, *rest = file

@@ -17,7 +17,7 @@ from data_prep.fetch import files_of_tar, unpacked
 from data_prep.labeled import TRAIN_ROWS, Labeled
 from fairseq_lrpe.data.image_files import SUFFIXES, decode, is_image
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_file, visible_files
+from fairseq_lrpe.utils.files import file_exists, read_file, visible_files
 
 SPLITS = {  # {name of a folder in lowercase: split}
     **dict.fromkeys(("train", "training"), "train"),
@@ -107,7 +107,7 @@ class ImageNet(ClassFolders):
 
     def find(self, args):
         train, valid, devkit = (args.source / name for name in (TRAIN, VALID, DEVKIT))
-        if not train.is_file():
+        if not file_exists(train):
             return super().find(args)
         devkit = unpacked(devkit, args.out / UNPACKED) / DEVKIT_FOLDER
         return {"train": ilsvrc_train(train), "valid": ilsvrc_valid(valid, devkit)}

@@ -15,7 +15,7 @@ from data_prep.fetch import SOURCES
 from data_prep.validation import check_one_folder
 from fairseq_lrpe.data.image_files import decode, gray_pixels
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import visible_files
+from fairseq_lrpe.utils.files import check_regular, visible_files
 
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 WIDTH = 32
@@ -77,6 +77,7 @@ class _Arrays(pickle.Unpickler):
 def read_batches(folder: Path, split: str, size: int) -> Iterator[tuple[np.ndarray, int]]:
     """Yields (gray values row by row, index of the class) of each image."""
     for path in (folder / name for name in BATCHES[split]):
+        check_regular(path)
         try:
             with path.open("rb") as file:
                 batch = _Arrays(file, encoding="bytes").load()

@@ -13,7 +13,7 @@ from data_prep.labeled import Labeled
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.classified_text import BYTES
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import byte_lines, read_file, without_mark
+from fairseq_lrpe.utils.files import byte_lines, check_regular, read_file, without_mark
 
 FILES = {x: f"new_aan_pairs.{'eval' if x == 'valid' else x}.tsv" for x in SPLITS}
 MAX_TEXT = 4000  # bytes that are kept of a text
@@ -38,6 +38,7 @@ class Papers(Labeled):
 
     def pairs(self, folder: Path, split: str) -> Iterator[Pair]:
         path = folder / FILES[split]
+        check_regular(path)
         with path.open("rb") as lines:
             yield from usable_rows(byte_lines(lines, str(path)), pair_of, path)
 

@@ -17,7 +17,7 @@ from data_prep.labeled import BLOCK, Generated, numbers, rows_and_seed
 from data_prep.parallel import ordered_map
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_lines
+from fairseq_lrpe.utils.files import check_regular, read_lines
 
 LENGTH = 2  # length of a paddle in pixels
 MARGIN = 1  # width of the margin around a paddle in pixels
@@ -331,6 +331,7 @@ def metadata(path: Path) -> list[list[str]]:
 
     The published files are text despite their suffix; the published generator writes arrays of strings.
     """
+    check_regular(path)
     try:
         return np.load(path, allow_pickle=False).astype(str).tolist()
     except ValueError:
@@ -338,4 +339,5 @@ def metadata(path: Path) -> list[list[str]]:
 
 
 def read(row: tuple[Path, int]) -> np.ndarray:
+    check_regular(row[0])
     return np.asarray(decode(row[0].read_bytes(), "L"))

@@ -22,7 +22,7 @@ from fairseq_lrpe.data import word_pieces
 from fairseq_lrpe.data.layout import PREPARATION, read_object, vocabulary_size
 from fairseq_lrpe.data.word_pieces import SPECIALS, VOCABULARY, WordPieces, normalize_spaces
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_file, read_lines, write_lines
+from fairseq_lrpe.utils.files import file_exists, read_file, read_lines, write_lines
 
 SIDES = ("source", "question")
 ROWS = "rows.json"
@@ -158,8 +158,9 @@ def published(name: str) -> tuple[Path, bool]:
     is_folder = Path(name).exists()
     path, config = (Path(name) / file if is_folder else from_hub(name, file) for file in (VOCABULARY, CONFIG))
     word_pieces.read_types(path)
+    content = read_file(config) if config and file_exists(config) else b"{}"
     try:
-        settings = json.loads(read_file(config)) if config and config.is_file() else {}
+        settings = json.loads(content)
         return path, bool(settings.get("do_lower_case", True))
     except (ValueError, AttributeError) as error:
         raise UserError(f"{config} is not a JSON object ({error}): correct or remove it") from None
@@ -276,8 +277,9 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
 
 def read_questions(path: Path) -> list[tuple[str, str, list[tuple[str, int]]]]:
     """Returns (context, question, [first (answer, start), if it is possible]) of each question of a file."""
+    content = read_file(path)
     try:
-        found = json.loads(read_file(path))
+        found = json.loads(content)
         # A file may consist of the list of articles only.
         articles = found if isinstance(found, list) else found["data"]
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]

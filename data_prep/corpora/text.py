@@ -14,7 +14,7 @@ from data_prep.text_corpus import BytePairCorpus, SentencePieceCorpus, sentencep
 from data_prep.validation import check_text
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import visible_entries
+from fairseq_lrpe.utils.files import file_exists, visible_entries
 
 EVERY = 5000  # one article of so many is used for validation, about 1,280 in total, and one for test
 SHARD = "bin-shard{}-8"  # names of the published folders, from 0
@@ -151,7 +151,7 @@ class WikiBook(BytePairCorpus):
             return super().prepare(args, folder)
         for shard in shards:
             for name in layout.text(["train"]):
-                if not (shard / name).is_file():
+                if not file_exists(shard / name):
                     raise UserError(f"{shard / name} is missing: copy the published folder completely")
             gpt2_bpe.published(shard / "dict.txt", shard / "dict.txt")
         gpt2_bpe.provide(args.out / "gpt2_bpe", args.bpe)
@@ -171,7 +171,7 @@ class WikiBook(BytePairCorpus):
 
     def find_shards(self, folder: Path) -> list[Path]:
         """Returns the folders with binarized data: ``folder`` itself, or all shards by number, or none."""
-        if (folder / "dict.txt").is_file():
+        if file_exists(folder / "dict.txt"):
             return [folder]
         shards = [folder / SHARD.format(i) for i in range(self.facts["shards"])]
         missing = [shard for shard in shards if not shard.is_dir()]

@@ -18,7 +18,7 @@ from data_prep.validation import check_parallel
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.layout import read_object, vocabulary_size
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_lines, write_lines
+from fairseq_lrpe.utils.files import file_exists, read_lines, write_lines
 
 LANGUAGES = ("en", "de")  # source, target
 # Accepted file names of each split, in order of preference.
@@ -71,7 +71,7 @@ class Translation(Corpus):
             raise UserError("--valid is for the published archives: it cannot be used with text files")
 
     def is_archived(self, args: Namespace) -> bool:
-        return not args.source or any((args.source / name).is_file() for name in self.archives)
+        return not args.source or any(file_exists(args.source / name) for name in self.archives)
 
     def holds_out(self, args: Namespace) -> bool:
         return bool(self.archives) and self.is_archived(args) and args.valid != "newstest2013"

@@ -11,7 +11,7 @@ from data_prep.fetch import fetch
 from data_prep.text_corpus import BytePairCorpus, CharacterCorpus, TextCorpus, copy_texts
 from fairseq_lrpe.data.layout import read_object
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_lines, write_lines
+from fairseq_lrpe.utils.files import file_exists, read_lines, write_lines
 
 COUNTS = "counts.json"  # numbers of tokens or lines of the published files from which OUT/text was made
 
@@ -69,7 +69,7 @@ class Mini(WikiText103):
 
     def write_text(self, args, folder):
         texts = split_files(args.source) if args.source else {}
-        if any(path.is_file() for path in texts.values()):
+        if any(map(file_exists, texts.values())):
             return copy_texts(texts, folder)
         files = self.files(args, ("valid", "test"))
         copy_texts({"train": files["test"], "valid": files["valid"]}, folder)

@@ -8,8 +8,10 @@ import gc
 import logging
 import os
 import sys
+import warnings
 from importlib import import_module
 
+from fairseq_lrpe.utils.cli import open_standard_streams
 from fairseq_lrpe.utils.encoded_text import is_utf8
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.launchers import check_single_process
@@ -48,11 +50,22 @@ examples:
 def main(arguments: list[str] | None = None) -> None:
     if sys.version_info < (3, 11):
         sys.exit("lrpe needs Python 3.11 or newer; with Python 3.10, use fairseq's commands with --user-dir")
+    if sys.flags.optimize > 1:
+        sys.exit("lrpe: python -OO removes texts that lrpe shows: unset PYTHONOPTIMIZE, or set it to 1")
+    open_standard_streams()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit("lrpe: the current folder has been deleted: change to another one")
+    os.environ.pop("MPLBACKEND", None)  # plots are written to files; importing matplotlib would check it
+    if any(option.startswith("error") for option in sys.warnoptions):
+        warnings.simplefilter("ignore")  # torch and fairseq warn when they are imported
     # With Python's default, a fifth of the time that torch and fairseq take to start is garbage collection.
     gc.set_threshold(100_000, 50, 100)
     # Importing fairseq calls basicConfig with the level DEBUG, which has no effect after this call.
     logging.basicConfig(format="%(message)s")
-    if getattr(sys.stdout, "errors", "") == "strict":
+    errors, encoding = (getattr(sys.stdout, name, "") for name in ("errors", "encoding"))
+    if errors == "strict" or (errors == "surrogateescape" and encoding != "utf-8"):
         sys.stdout.reconfigure(errors="backslashreplace")  # tables contain ±, which some locales lack
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if wrong := next((word for word in (name, *rest) if not is_utf8(word)), None):

@@ -11,7 +11,7 @@ import numpy as np
 
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PREPARE, read_file
+from fairseq_lrpe.utils.files import PREPARE, check_regular, file_exists, read_file
 
 SUFFIXES = (".bin", ".idx")
 PREPARE_AGAIN = "remove its folder and prepare it again"
@@ -63,6 +63,7 @@ def labeled(splits: Iterable[str], inputs: int = 1) -> list[str]:
 
 def check_file(path: Path) -> None:
     """Raises a UserError for a damaged .npy file, or an index (.idx) that does not match its text."""
+    check_regular(path)
     if path.suffix == ".idx":
         check_binary(path.with_suffix(""))
     elif path.suffix == ".npy":
@@ -76,6 +77,8 @@ def check_binary(prefix: Path) -> None:
     """Raises a UserError if a file of a binarized text is missing, or if a text does not match its index."""
     from fairseq.data.indexed_dataset import MMapIndexedDataset, infer_dataset_impl  # takes seconds
 
+    for name in binarized([prefix.name]):
+        check_regular(prefix.with_name(name))
     kind = infer_dataset_impl(str(prefix))
     try:
         index = MMapIndexedDataset.Index(f"{prefix}.idx") if kind == "mmap" else None
@@ -91,6 +94,17 @@ def check_binary(prefix: Path) -> None:
                 f"{prefix}.bin has {size:,} bytes instead of the {expected:,} that its index describes: "
                 f"{PREPARE_AGAIN}, or run fairseq-preprocess on the text again"
             )
+
+
+def files_of_split(folder: Path, split: str) -> list[Path]:
+    """Returns the existing files of a split in a data folder, also those of GLUE's subfolders."""
+    return [path for part in ("", "input*/", "label/") for path in folder.glob(f"{part}{split}.*")]
+
+
+def check_dictionaries(folder: Path) -> None:
+    """Raises a UserError if a dictionary in a data folder is not a regular file."""
+    for path in (*folder.glob("dict*.txt"), *folder.glob("input*/dict.txt")):
+        check_regular(path)
 
 
 def read_object(path: Path, is_valid: Callable[[dict], bool], remedy: str = PREPARE_AGAIN) -> dict:
@@ -133,15 +147,17 @@ def check_shards(folders: list[Path]) -> None:
     for folder in others:
         for path in first.glob("dict*.txt"):
             other = folder / path.name
-            if other.is_file() and _symbols(other) != _symbols(path):
+            if file_exists(other) and _symbols(other) != _symbols(path):
                 wrong = f"{other} differs from {path}, so {folder.name} is not a shard of {first.name}"
                 raise UserError(f"{wrong}: rename one of the folders, or prepare both in the same way")
 
 
 def _symbols(dictionary):
+    check_regular(dictionary)
     return [line.rpartition(b" ")[0] for line in dictionary.read_bytes().splitlines()]
 
 
 def vocabulary_size(dictionary: Path) -> int:
     """Returns the size of fairseq's Dictionary for a dict.txt: its lines plus <s>, <pad>, </s> and <unk>."""
+    check_regular(dictionary)
     return dictionary.read_bytes().count(b"\n") + 4

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.files import check_regular, file_exists
 
 END = "</s>"  # symbol that fairseq appends to each line
 SENTENCEPIECE = "spm.model"  # SentencePiece model in a data folder
@@ -103,18 +104,20 @@ def _sentencepiece(model):
 def gpt2_encoder(folder: Path):
     from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
+    for name in ("encoder.json", "vocab.bpe"):
+        check_regular(folder / name)
     return get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
 
 
 def byte_pair_folder(data: Path) -> Path | None:
     """Returns the nearest folder with GPT-2 BPE in the parents of a data folder, or None."""
     folders = [parent / BYTE_PAIRS for parent in data.parents]
-    return next((folder for folder in folders if (folder / "encoder.json").is_file()), None)
+    return next((folder for folder in folders if file_exists(folder / "encoder.json")), None)
 
 
 def load(data: Path, symbols: Sequence[str]) -> LineCodec:
     """Returns the codec of a data folder, given the symbols of its dictionary."""
-    if (data / SENTENCEPIECE).is_file():
+    if file_exists(data / SENTENCEPIECE):
         return SentencePieces(data / SENTENCEPIECE)
     words = [symbol for symbol in symbols if not symbol.startswith(("madeupword", "<"))]
     if all(map(str.isdecimal, words)):

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from fairseq_lrpe.data.layout import CODES, PREPARATION, read_object
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PREPARE, read_lines, write_atomic
+from fairseq_lrpe.utils.files import PREPARE, file_exists, read_lines, write_atomic
 
 SEPARATOR = "@@"  # suffix of subwords that do not end a word
 CACHED_WORDS = 500_000  # limit of subword-nmt's cache
@@ -82,6 +82,6 @@ def load(data: Path) -> Moses:
     remedy = f"prepare a corpus for translation (see `{PREPARE}`)"
     read_object(data / PREPARATION, lambda found: found["bpe"] == Moses.facts["bpe"], remedy)
     codec = Moses(data.parent)
-    if not codec.path.is_file():
+    if not file_exists(codec.path):
         raise UserError(f"{codec.path} is missing: restore it, or remove {data} and prepare it again")
     return codec

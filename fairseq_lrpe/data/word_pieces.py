@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fairseq_lrpe.data.layout import PREPARATION, read_object
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_lines
+from fairseq_lrpe.utils.files import file_exists, read_lines
 
 VOCABULARY = "vocab.txt"  # BERT's file, with one type per line, in the order of their ids
 # {BERT's name: fairseq's name} of the special types, in fairseq's order
@@ -28,7 +28,7 @@ def read_types(vocabulary: Path) -> list[str]:
         ValueError: If the file is missing, lacks one of ``SPECIALS``, or has a blank or repeated type or one
             of fairseq's special types (<s>, <pad>, </s> and <unk>).
     """
-    if not vocabulary.is_file():
+    if not file_exists(vocabulary):
         raise UserError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}")
     types = [*read_lines(vocabulary)]
     if missing := [name for name in SPECIALS if name not in types]:

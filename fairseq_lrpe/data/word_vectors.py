@@ -7,12 +7,12 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import byte_lines
+from fairseq_lrpe.utils.files import byte_lines, file_exists
 
 
 def dimension(path: Path) -> int:
     """Returns the dimension of a file's word vectors, according to its first line."""
-    if not path.is_file():
+    if not file_exists(path):
         raise UserError(f"{path} is missing: expected a file of word vectors in GloVe's format")
     with path.open("rb") as file:
         fields = next(byte_lines(file, str(path)), b"").rstrip().split(b" ")

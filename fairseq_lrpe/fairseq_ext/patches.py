@@ -36,7 +36,12 @@ from fairseq_lrpe.fairseq_ext.checkpoint_task import restore_task
 from fairseq_lrpe.fairseq_ext.data_workers import end_workers_that_cannot_send
 from fairseq_lrpe.fairseq_ext.ema import ExactEMA, load_checkpoint_with_average
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
-from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error, is_fairseq_command
+from fairseq_lrpe.utils.cli import (
+    decode_stdin,
+    exit_on_error,
+    is_fairseq_command,
+    open_standard_streams,
+)
 from fairseq_lrpe.utils.files import atomic_file
 from fairseq_lrpe.utils.subprocesses import CLUSTER_SIGNALS
 
@@ -49,6 +54,7 @@ def apply(
 ) -> None:
     """Installs all patches; the functions validate the words of a command line and the parsed arguments."""
     if is_fairseq_command():
+        open_standard_streams()
         # Strong decays produce denormal weights, with which attention on a CPU takes twice as long.
         torch.set_flush_denormal(True)
         # fairseq sets the root logger to DEBUG, at which Pillow logs every chunk of a PNG file.

@@ -12,6 +12,7 @@ from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.data.layout import PREPARE_AGAIN
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.files import check_regular
 
 
 def check_data(args, splits: list[str]) -> None:
@@ -30,8 +31,9 @@ def check_data(args, splits: list[str]) -> None:
             command = prepare_command(folder)
             remedy = f"`{command}` prepares it" if command else "pass one that fairseq-preprocess wrote"
             raise UserError(f"the data folder {str(folder)!r} does not exist: {remedy}")
+        layout.check_dictionaries(folder)
         for split in splits:
-            files = [*folder.glob(f"{split}.*"), *folder.glob(f"input*/{split}.*")]
+            files = layout.files_of_split(folder, split)
             for prefix in sorted({path.with_suffix("") for path in files if path.suffix in layout.SUFFIXES}):
                 layout.check_binary(prefix)
             if args.task in ("classification", "image_classification"):
@@ -45,6 +47,7 @@ def check_labeled(folder: Path, split: str, images: bool = False) -> None:
     if bool(about.get("images")) != images:
         content, task = ("tokens", "classification") if images else ("image files", "image_classification")
         raise UserError(f"{folder} contains {content}: pass --task {task}")
+    check_regular(folder / f"{split}.label.npy")
     labels = np.load(folder / f"{split}.label.npy", mmap_mode="r")
     for number in range(about["inputs"]):
         prefix = folder / f"{split}.input{number}"

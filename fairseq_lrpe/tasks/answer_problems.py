@@ -17,7 +17,7 @@ import numpy as np
 
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PREPARE
+from fairseq_lrpe.utils.files import PREPARE, file_exists
 
 MARKS = ("<needle>", "<question>")
 NSPECIAL = 4
@@ -201,7 +201,7 @@ def read_symbols(folder: str) -> dict[str, int]:
     from fairseq.data import Dictionary  # this import takes seconds
 
     path = Path(folder) / "dict.txt"
-    if not path.is_file():
+    if not file_exists(path):
         command = prepare_command(path.parent)
         remedy = f"`{command}` prepares it" if command else f"`{PREPARE}` lists the corpora"
         raise UserError(f"--haystack {folder} has no dict.txt: pass a folder of binarized text; {remedy}")

@@ -29,7 +29,8 @@ def exit_on_error(program: str) -> Iterator[None]:
     try:
         with exit_on_signals():
             yield
-        sys.stdout.flush()  # raises BrokenPipeError here instead of at exit
+        if sys.stdout is not None:
+            sys.stdout.flush()  # raises BrokenPipeError here instead of at exit
     except KeyboardInterrupt as interrupt:
         print(f"\n{program}: interrupted{interrupt}", file=sys.stderr)
         sys.exit(130)
@@ -57,6 +58,24 @@ def resumable(advice: str = "run the same command to resume") -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"; {advice}") from None
+
+
+def open_standard_streams() -> None:
+    """Opens standard input, output and error if they are closed, as after ``>&-``; what is written is lost.
+
+    Otherwise, the next file that a program opens gets the number of a closed one, and is written to by every
+    library that prints a message.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lower ones are open, so that this file gets the lowest free number, which is this one.
+            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            stream = os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False)
+            setattr(sys, name, stream)
 
 
 def read_stdin_lines() -> list[str]:

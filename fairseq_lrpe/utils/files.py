@@ -85,9 +85,21 @@ def _entries(folder):
     return found
 
 
+def check_regular(path: Path) -> None:
+    """Raises a UserError for a folder, pipe, socket or device, which may have no content or no end."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a regular file: replace it by one")
+
+
+def file_exists(path: Path) -> bool:
+    """Returns whether a file exists; raises a UserError like :func:`check_regular`."""
+    check_regular(path)
+    return path.exists()
+
+
 def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
-    if not path.is_file():
-        raise UserError(f"{path} is missing, or is not a regular file")
+    if not file_exists(path):
+        raise UserError(f"{path} is missing")
     if path.stat().st_size > limit:
         raise UserError(f"{path} exceeds the limit of {limit:,} bytes")
     return path.read_bytes()
@@ -110,6 +122,7 @@ def byte_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a UTF-8 file like :func:`byte_lines`; raises a UserError for other encodings."""
+    check_regular(path)
     with path.open("rb") as file:
         for number, line in enumerate(byte_lines(file, str(path)), 1):
             try:
@@ -134,11 +147,21 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yields PATH.part, which is renamed to ``path`` on success and removed on error."""
     part = path.with_name(path.name + ".part")
     try:
-        yield part
-        os.replace(part, path)
-    except BaseException as error:
+        with named_write_errors(path):
+            yield part
+            os.replace(part, path)
+    except BaseException:
         shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS and not error.filename:
+        raise
+
+
+@contextmanager
+def named_write_errors(path: Path) -> Iterator[None]:
+    """Adds the path to errors of a full disk in the block, which have no file name."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL_ERRORS and not error.filename:
             error.filename = str(path)
         raise
 

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.failure_cause import REJECTION, failure_cause, rejection
+from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, named_write_errors
 from fairseq_lrpe.utils.launchers import without_launchers
 
 CLUSTER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -24,7 +26,8 @@ GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its o
 # By default, glibc returns the memory of large freed tensors to the system. Page faults on later allocations
 # then take a quarter of the training time on the CPU. With these settings, glibc keeps the memory.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "PYTHONUTF8": "1"}
+SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "PYTHONUTF8": "1", "PYTHONOPTIMIZE": ""}
+"""Variables of all commands; fairseq validates data and flags by assertions, which PYTHONOPTIMIZE removes."""
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -66,10 +69,11 @@ def run_command(
         raise CommandFailed(f"{command[0]} was not found: install fairseq and torch for {sys.executable}")
     log.parent.mkdir(parents=True, exist_ok=True)
     inherited = without_launchers(os.environ)
-    variables = {**KEEP_MEMORY, **inherited, **(environment or {}), **SETTINGS}
+    variables = {**KEEP_MEMORY, **inherited, **(environment or {}), **SETTINGS, **import_settings()}
     process = None
     with log.open("ab", buffering=0) as file, log.open("rb") as output:
-        file.write(f"$ {' '.join(command)}\n".encode())
+        with named_write_errors(log):
+            file.write(f"$ {' '.join(command)}\n".encode())
         start = output.seek(0, os.SEEK_END)
         popen |= {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT, "env": variables}
         popen |= {"start_new_session": True, "preexec_fn": die_with_parent()}
@@ -85,6 +89,14 @@ def run_command(
             raise
     if process.returncode:
         raise failure(command, process.returncode, log, start)
+
+
+def import_settings() -> dict[str, str]:
+    """Returns variables with which commands import this checkout, not another one in the current folder."""
+    folders = [str(REPOSITORY)] if PLUGIN.parent == REPOSITORY else []  # a wheel is installed
+    if given := os.environ.get("PYTHONPATH"):
+        folders.append(given)
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def failure(command: list[str], exit_code: int, log: Path, start: int) -> CommandFailed:
@@ -121,6 +133,22 @@ def available_cores() -> int:
     """Returns the number of CPU cores that this process may use."""
     # macOS does not restrict processes to cores.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_in(environment: Mapping[str, str]) -> int | None:
+    """Returns the threads of a process according to OMP_NUM_THREADS, or None if it is not set.
+
+    Its value may be a list of numbers, of which those after the first are for nested loops.
+
+    Raises:
+        UserError: If the value is not a number; OpenMP would ignore it and use all cores.
+    """
+    if not (value := environment.get("OMP_NUM_THREADS", "").strip()):
+        return None
+    first = value.partition(",")[0].strip()
+    if not (first.isdecimal() and int(first)):
+        raise UserError(f"OMP_NUM_THREADS is {value!r}: set it to a number of threads, or unset it")
+    return int(first)
 
 
 def die_with_parent() -> Callable[[], None]:

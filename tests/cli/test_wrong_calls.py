@@ -182,9 +182,21 @@ def test_folder_that_cannot_be_locked(places, tmp_path, monkeypatch):
     assert f"{tmp_path}/lm/mini/linear_rope/seed-1 cannot be locked (No locks available): use " in line
 
 
-def test_tables_in_every_locale():
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(REPOSITORY)}
+@pytest.mark.parametrize("variables", [
+    {"PYTHONIOENCODING": "ascii"},
+    {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+])  # fmt: skip
+def test_tables_in_every_locale(variables):
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONPATH": str(REPOSITORY), **variables}
     words = "results --results docs/results --table quickstart --format markdown".split()
     command = [BIN / "python", "-m", "fairseq_lrpe", *words]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True)
     assert done.returncode == 0 and b"\\xb1" in done.stdout, done.stderr  # ±
+
+
+@pytest.mark.parametrize("words", ["train lm/mini rope", "table tmlr_table2 --scale mini --jobs 2"])
+def test_invalid_numbers_of_threads_are_errors(words, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "garbage")
+    done = run_here(lrpe, *words.split(), "--cpu", "--results", tmp_path / "results")
+    message = "OMP_NUM_THREADS is 'garbage': set it to a number of threads, or unset it\n"
+    assert done.returncode == 1 and done.stderr.endswith(f": {message}") and not list(tmp_path.iterdir())

@@ -1,8 +1,10 @@
-"""Small file systems in a mount namespace of their own, as in containers."""
+"""Small file systems in a mount namespace of their own, as in containers, and limits of file sizes."""
 
 import functools
+import resource
 import shutil
 import subprocess
+from contextlib import contextmanager
 
 ENTER = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
 
@@ -19,3 +21,14 @@ def can_mount():
     if shutil.which("unshare") is None:
         return False
     return subprocess.run(on_small_disk("/tmp", "64k", ["true"]), capture_output=True).returncode == 0
+
+
+@contextmanager
+def full_disk(size=2000):
+    """Makes files fail to grow beyond ``size`` bytes in the block, with the errors of a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,11 +1,10 @@
 """Reading with size limits, and atomic writes, also on a full disk."""
 
 import os
-import resource
-from contextlib import contextmanager
 
 import pytest
 from matplotlib.figure import Figure
+from support.small_disk import full_disk
 
 from fairseq_lrpe.utils.files import (
     read_file,
@@ -78,16 +77,6 @@ def test_text_in_other_encodings_is_an_error(encoding, message, tmp_path):
     (tmp_path / "text").write_bytes("ein\nfür\n".encode(encoding))
     with pytest.raises(ValueError, match=f"^{tmp_path / 'text'} {message}"):
         [*read_lines(tmp_path / "text")]
-
-
-@contextmanager
-def full_disk(size=2000):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_failed_save_keeps_the_existing_figure(tmp_path):

@@ -7,9 +7,11 @@ import sys
 import time
 
 import pytest
+from support.small_disk import full_disk
 from support.tiny import BIN, REPOSITORY
 
 from fairseq_lrpe.utils import subprocesses
+from fairseq_lrpe.utils.errors import UserError
 
 
 def test_error_of_a_failing_command(tmp_path, monkeypatch):
@@ -62,6 +64,7 @@ def test_slurm_decides_how_long_a_command_may_take_to_end(number, is_saved, tmp_
     ours = f"""
 from pathlib import Path
 from fairseq_lrpe.utils import subprocesses
+from fairseq_lrpe.utils.errors import UserError
 subprocesses.GRACE_PERIOD = 0.5
 with subprocesses.exit_on_signals():
     subprocesses.run_command(["python", "-c", {saves!r}], Path("log"), lambda line: print(line, flush=True))
@@ -130,3 +133,43 @@ def alive(pid):
 def test_as_flags():
     flags = {"max_update": 5, "cpu": True, "x": None, "y": False, "lr": 0.1}
     assert subprocesses.as_flags(flags) == ["--max-update", "5", "--cpu", "--lr", "0.1"]
+
+
+def test_assertions_of_commands_are_evaluated(tmp_path, monkeypatch):
+    """fairseq validates its data and flags by them."""
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    program = "import sys; sys.exit(sys.flags.optimize)"
+    subprocesses.run_command([str(BIN / "python"), "-c", program], tmp_path / "log")
+
+
+@pytest.mark.parametrize(("value", "threads"), [("", None), ("3", 3), (" 2 ", 2), ("4,1", 4)])
+def test_number_of_threads(value, threads):
+    assert subprocesses.threads_in({"OMP_NUM_THREADS": value}) == threads
+    assert subprocesses.threads_in({}) is None
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", ","])
+def test_invalid_numbers_of_threads_are_errors(value):
+    with pytest.raises(UserError, match=f"OMP_NUM_THREADS is '{value}': set it to a number of threads, or"):
+        subprocesses.threads_in({"OMP_NUM_THREADS": value})
+
+
+def test_the_log_is_named_if_its_disk_is_full(tmp_path):
+    log = tmp_path / "log"
+    log.write_bytes(bytes(2000))
+    with full_disk(2000), pytest.raises(OSError) as error:
+        subprocesses.run_command(["python", "-c", "pass"], log)
+    assert error.value.filename == str(log)
+
+
+def test_commands_do_not_import_another_checkout_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(BIN / "python"))  # a new process instead of a fork
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for package in ("fairseq_lrpe", "data_prep"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise SystemExit('another checkout')\n")
+    lines = []
+    program = "import data_prep, fairseq_lrpe; print(fairseq_lrpe.__file__)"
+    command = ["python", "-c", program]
+    subprocesses.run_command(command, tmp_path / "log", lines.append, cwd=tmp_path)
+    assert lines == [f"{REPOSITORY / 'fairseq_lrpe' / '__init__.py'}\n"]

@@ -67,8 +67,9 @@ def read_yaml(path: Path) -> dict:
 
 @cache  # tables read the same few files repeatedly
 def _parsed(path, modified):
+    content = read_file(path)
     try:
-        text = without_mark(read_file(path), path.name).decode()
+        text = without_mark(content, path.name).decode()
         check_yaml(text)
         content = OmegaConf.load(io.StringIO(text))
         check_value(OmegaConf.to_container(content))

@@ -41,7 +41,7 @@ from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.ops import float64
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PLUGIN, PREPARE, display_path
+from fairseq_lrpe.utils.files import PLUGIN, PREPARE, display_path, file_exists
 
 aten = torch.ops.aten
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -134,7 +134,7 @@ def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
         return Corpus()
     metadata = folders[0] / layout.METADATA
     needed = [path for path in kind.data(cfg) if path == metadata or path.name.startswith("dict.")]
-    if all(path.is_file() for path in needed):
+    if all(map(file_exists, needed)):
         types = tuple(layout.vocabulary_size(path) for path in needed if path != metadata)
         about = layout.read_metadata(folders[0]) if metadata in needed else {}
         return Corpus(types, len(about.get("labels", ())), about.get("inputs", 1), "pixels" in about)

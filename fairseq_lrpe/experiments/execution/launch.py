@@ -14,7 +14,7 @@ from fairseq_lrpe.utils.cli import abs_path, min_int
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, check_colon, check_control_characters, display_path
 from fairseq_lrpe.utils.gpus import gpus_here
-from fairseq_lrpe.utils.subprocesses import as_flags
+from fairseq_lrpe.utils.subprocesses import as_flags, threads_in
 
 if TYPE_CHECKING:
     from fairseq_lrpe.experiments.execution.runner import Job
@@ -60,6 +60,7 @@ def results_path(text: str) -> Path:
 
 def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:
     """Returns the arguments of ``Job`` for this machine, or its share for each of ``jobs`` runs at a time."""
+    threads_in(os.environ)  # raises a UserError for an invalid number
     available, rendezvous = len(gpus_here()), getattr(args, "rendezvous", None)
     gpus = (0 if args.cpu else available // jobs) if args.gpus is None else args.gpus
     cpu = args.cpu or (not available and not (gpus and args.dry_run))

@@ -22,6 +22,7 @@ from fairseq_lrpe.experiments.execution.run_files import (
 )
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file
+from fairseq_lrpe.utils.subprocesses import threads_in
 
 LAST = "checkpoint_last.pt"
 
@@ -45,10 +46,10 @@ def processor(environment: Mapping[str, str], processes: int = 1) -> dict[str, s
     info = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*: (.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
     # torchrun gives each of several processes one thread.
-    threads = environment.get("OMP_NUM_THREADS", torch.get_num_threads() if processes == 1 else 1)
+    threads = threads_in(environment) or (torch.get_num_threads() if processes == 1 else 1)
     name = match[1] if match else platform.machine()
     instructions = torch.backends.cpu.get_cpu_capability()
-    return {"name": name, "instructions": instructions, "threads": int(threads)}
+    return {"name": name, "instructions": instructions, "threads": threads}
 
 
 def git_revision() -> dict[str, str | bool | None]:

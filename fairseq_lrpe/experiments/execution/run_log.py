@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from fairseq_lrpe.experiments.execution.run_directory import LAST, completed_updates, read_checkpoint
 from fairseq_lrpe.experiments.execution.run_files import checked_entry, entry_updates, read_log, speed_unit
 from fairseq_lrpe.experiments.execution.run_schema import UPDATES
-from fairseq_lrpe.utils.files import write_atomic
+from fairseq_lrpe.utils.files import named_write_errors, write_atomic
 
 ORDER = list(UPDATES)
 """Kinds of log entries in the order in which fairseq logs them."""
@@ -45,7 +45,7 @@ class Log:
     def record(self, line: str) -> dict | None:
         if entry := self.parse(line):
             self.entries.append(entry)
-            with self.jsonl.open("a", encoding="utf-8") as file:
+            with named_write_errors(self.jsonl), self.jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
         return entry
 

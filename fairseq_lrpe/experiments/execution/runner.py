@@ -53,6 +53,7 @@ from fairseq_lrpe.utils.files import (
     atomic_file,
     check_colon,
     display_path,
+    file_exists,
     output_folder,
     write_atomic,
 )
@@ -205,7 +206,7 @@ class Job:
 
     def check_start(self) -> None:
         initial = self.experiment.starts_from(self.run)
-        if isinstance(initial, Path) and not initial.is_file():
+        if isinstance(initial, Path) and not file_exists(initial):
             remedy = "pass a checkpoint or an experiment"
             raise UserError(f"starts_from: {initial} does not exist and is no experiment: {remedy}")
         if isinstance(initial, Run) and not self.starts_from.is_file():
@@ -227,7 +228,7 @@ def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
     check_colon(REPOSITORY / cfg.data)
     folder, remedy = REPOSITORY / cfg.data, "create these files with `lrpe prepare` or fairseq-preprocess"
     names = {os.path.relpath(path, folder): path for path in kind.data(cfg)}
-    if absent := [name for name, path in names.items() if not path.is_file()]:
+    if absent := [name for name, path in names.items() if not file_exists(path)]:
         bin_folder = next(iter(kind.folders(cfg)), folder)
         if command := prepare_command(display_path(bin_folder)):
             vectors = " --vectors glove.840B.300d.txt" if cfg.train.get("embed_path") else ""

@@ -31,7 +31,7 @@ def share_of_machine(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
     if share := visible_gpus()[slot * (gpus or 0) : (slot + 1) * (gpus or 0)]:
         return {"CUDA_VISIBLE_DEVICES": ",".join(share)}
     cores = max(1, available_cores() // jobs)
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(cores)}
 
 
 def jobs_with_data(

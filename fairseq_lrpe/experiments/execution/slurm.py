@@ -39,7 +39,7 @@ from fairseq_lrpe.experiments.execution.sbatch import (
 )
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import REPOSITORY, check_control_characters, output_folder
+from fairseq_lrpe.utils.files import REPOSITORY, check_control_characters, file_exists, output_folder
 
 FOLDER = "slurm"  # in a run's folder, with submitit's files
 DEFAULTS = {"time": "24:00:00", "signal": "USR2@120", "requeue": True, "kill-on-invalid-dep": "yes"}
@@ -141,7 +141,7 @@ class SlurmRun(submitit.helpers.Checkpointable):
 def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
     """Returns sbatch's options: defaults, overridden by configs/cluster.yaml, then ``given`` and ``gpus``."""
     path = REPOSITORY / "configs/cluster.yaml"
-    found = {**DEFAULTS, **(read_yaml(path) if path.is_file() else {})}
+    found = {**DEFAULTS, **(read_yaml(path) if file_exists(path) else {})}
     for text in given:
         key, equals, value = text.partition("=")
         if not (key and equals):

@@ -13,13 +13,13 @@ from PIL.Image import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_lrpe.data import classified_text, line_codec
+from fairseq_lrpe.data import classified_text, layout, line_codec
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE
 from fairseq_lrpe.data.image_files import convert, decode, gray_pixels
 from fairseq_lrpe.data.image_transforms import normalize, resize_and_center_crop, to_tensor
 from fairseq_lrpe.experiments.inference.load import TrainedModel
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import read_file
+from fairseq_lrpe.utils.files import check_regular, read_file
 
 BATCH_SIZE = 32
 
@@ -74,6 +74,8 @@ class Classifier(TrainedModel):
     @torch.no_grad()
     def predict_split(self, split: str) -> list[tuple]:
         """Returns (predicted, true) labels or scores of the rows of a split; unknown true ones are None."""
+        for path in layout.files_of_split(self.data, split):
+            check_regular(path)
         self.task.load_dataset(split)
         dataset, rows = self.task.dataset(split), {}
         batches = self.task.get_batch_iterator(dataset, max_sentences=BATCH_SIZE)

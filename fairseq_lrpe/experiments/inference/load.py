@@ -9,6 +9,7 @@ import torch
 from fairseq import checkpoint_utils, utils
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
+from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint
@@ -91,6 +92,8 @@ def load_model(
         command = prepare_command(display_path(folder))
         remedy = f"restore it, or run `{command}` again" if command else "restore it"
         raise UserError(f"the data folder {folder} of {checkpoint} does not exist: {remedy}")
+    if folder:
+        layout.check_dictionaries(folder)
     disabled = logging.root.manager.disable
     logging.disable(max(disabled, logging.INFO))  # fairseq logs the sizes of dictionaries
     try:

@@ -3,7 +3,7 @@
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
 from fairseq_lrpe.experiments.inference import metrics
-from fairseq_lrpe.utils.files import REPOSITORY
+from fairseq_lrpe.utils.files import REPOSITORY, file_exists
 
 
 class Classifier(Kind):
@@ -19,7 +19,7 @@ class Classifier(Kind):
 
     def data(self, cfg):
         folder = REPOSITORY / cfg.data
-        if not (folder / layout.METADATA).is_file():
+        if not file_exists(folder / layout.METADATA):
             return [folder / layout.METADATA]
         inputs = layout.read_metadata(folder)["inputs"]
         return [folder / name for name in layout.classified(self.splits(cfg), inputs)]

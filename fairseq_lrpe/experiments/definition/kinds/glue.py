@@ -15,7 +15,7 @@ from fairseq_lrpe.experiments.definition.kinds.base import Evaluation, Kind, Set
 from fairseq_lrpe.experiments.inference import metrics
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, display_path
+from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, display_path, file_exists
 
 SHAPE = "encoder_layers encoder_embed_dim encoder_ffn_embed_dim encoder_attention_heads".split()
 SHAPE += "encoder_normalize_before layernorm_embedding activation_fn untie_weights_roberta".split()
@@ -57,7 +57,7 @@ class Glue(Kind):
 
     def updates(self, cfg):
         rows = self.folder(cfg) / "rows.json"
-        if not rows.is_file():
+        if not file_exists(rows):
             command = prepare_command(display_path(rows.parent)) or f"{PREPARE} glue {cfg.task}"
             remedy = f"`{command}` prepares it, or override data=FOLDER if its --out was FOLDER"
             raise UserError(f"{rows.parent} has no data of {cfg.task}: {remedy}")
@@ -80,7 +80,7 @@ class Glue(Kind):
             )
         dictionary, trained = self.folder(cfg) / "input0/dict.txt", model["data"] / "dict.txt"
         types = layout.vocabulary_size(dictionary) + 1  # with <mask>
-        differs = trained.is_file() and trained.read_bytes() != dictionary.read_bytes()
+        differs = file_exists(trained) and trained.read_bytes() != dictionary.read_bytes()
         if differs or types != model["types"]:
             raise UserError(
                 f"{job.starts_from} has another vocabulary ({model['types']:,} tokens) than "

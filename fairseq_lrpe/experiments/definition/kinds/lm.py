@@ -12,7 +12,7 @@ from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.definition.kinds.base import Curve, Evaluation, Kind, TrainingSettings
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import REPOSITORY
+from fairseq_lrpe.utils.files import REPOSITORY, file_exists
 
 MAX_SINUSOIDAL = 100_000
 """Number of sinusoidal token positions of fairseq's models."""
@@ -110,7 +110,7 @@ def check_length(job, split: str, length: int) -> int:
     if length > limit:
         raise UserError(f"this model reads at most {limit:,} tokens, not {length:,}: {reason}")
     path = REPOSITORY / job.cfg.data / split
-    if not path.with_suffix(".idx").is_file():
+    if not file_exists(path.with_suffix(".idx")):
         raise UserError(f"{path}.idx does not exist: prepare the {split} split of the run's data")
     dataset = make_dataset(str(path), impl="mmap")  # must outlive its sizes, which are memory-mapped
     tokens = int(dataset.sizes.sum())
