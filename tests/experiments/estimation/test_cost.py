@@ -1,8 +1,10 @@
 """FLOPs, parameters and memory, compared with real training steps of fairseq's trainer on the CPU."""
 
 from argparse import Namespace
+from importlib import import_module
 from inspect import getclosurevars
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.subprocesses import as_flags
 
+CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
 TYPES, BATCH = 1000, 4
 
 
@@ -53,7 +56,8 @@ def test_a_training_step(family, arch, length):
 
     measured = measurement.peak_memory(two_steps, cpu=True)
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: flops_of_baddbmm})
-    with sdpa_kernel(SDPBackend.MATH), counter:
+    all_chunks = patch.object(CHUNK_MODULE, "_uses_all_chunks", lambda q: True)  # estimates are for GPUs
+    with sdpa_kernel(SDPBackend.MATH), all_chunks, counter:
         steps[0]()
 
     lengths = {"lm": ["tokens_per_sample"], "roberta": ["tokens_per_sample", "max_positions"]}
