@@ -146,7 +146,6 @@ def test_restored_on_smaller_data_with_another_batch_size(size, train, text_fold
     succeeded(train("softmax_lm_nope", tmp_path / "second", *flags, *more, data=small))
     state = load_last_checkpoint(tmp_path / "second")
     assert state["optimizer_history"][-1]["num_updates"] == 5
-    assert state["extra_state"]["train_iterator"]["iterations_in_epoch"] == 5
 
 
 @pytest.mark.slow
