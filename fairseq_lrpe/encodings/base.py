@@ -367,10 +367,16 @@ def position_tables(build: Callable, q: Tensor, k: Tensor, context: Context) -> 
     return q_table, q_table if same else build(k, k_offset)
 
 
+def _starts_kernels(x):
+    """Returns whether operations on x are kernels of a device, whose start takes longer than a short one."""
+    return x.device.type != "cpu"
+
+
 class TableEncoding(Encoding):
     """Base class of encodings that transform q and k by a table with a row for each position.
 
-    Subclasses implement both methods. If queries and keys have equal positions, they share one table.
+    Subclasses implement both methods. If queries and keys have equal positions, they share one table, and on
+    a GPU they are encoded together.
     """
 
     def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
@@ -383,6 +389,8 @@ class TableEncoding(Encoding):
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         q_table, k_table = position_tables(self.position_table, q, k, context)
+        if q_table is k_table and q.shape == k.shape and _starts_kernels(q):
+            return self.encode(torch.cat([q, k]), q_table).chunk(2)
         return self.encode(q, q_table), self.encode(k, k_table)
 
 

@@ -77,7 +77,8 @@ def phases(theta: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
     else:
         s = torch.arange(offset, offset + length, dtype=theta.dtype, device=theta.device)
     angles = s[..., None] * theta
-    return torch.polar(torch.ones_like(angles), angles)
+    one = constant(torch.ones, 1, device=angles.device, dtype=angles.dtype)
+    return torch.polar(one, angles)
 
 
 def _table(frequencies, first, size, device):
@@ -144,7 +145,8 @@ def complex_features(x: Tensor, table: Tensor) -> Tensor:
     """
     if x.is_complex():
         return torch.view_as_real(x * table).flatten(-2)
-    return apply(_ComplexFeatures, x, table.real.to(x.dtype), table.imag.to(x.dtype))
+    cos, sin = torch.view_as_real(table.resolve_conj()).to(x.dtype).unbind(-1)
+    return apply(_ComplexFeatures, x, cos, sin)
 
 
 class _ComplexFeatures(torch.autograd.Function):

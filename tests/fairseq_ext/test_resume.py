@@ -13,7 +13,7 @@ from fairseq.data.data_utils import numpy_seed
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 from support.commands import assert_same_weights, load_last_checkpoint, train_in_two_processes
-from support.tiny import BIN, REPOSITORY, succeeded, train_flags
+from support.tiny import BIN, REPOSITORY, preprocess, succeeded, train_flags
 
 from fairseq_lrpe.fairseq_ext import patches
 
@@ -130,6 +130,22 @@ def test_other_batches_within_an_epoch_repeat_and_leave_out_no_samples(parts, tr
     assert sorted(seen) == list(range(len(seen)))
     iterator = load_last_checkpoint(tmp_path)["extra_state"]["train_iterator"]
     assert (iterator["epoch"], iterator["iterations_in_epoch"]) == (2, 0)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_restored_on_smaller_data_with_another_batch_size(size, train, text_folder, data_bin, tmp_path):
+    """The smaller data have fewer samples than the restored training has seen: fairseq counts batches."""
+    text, small = tmp_path / "small.txt", tmp_path / "small"
+    text.write_text("".join((text_folder / "train.txt").read_text().splitlines(keepends=True)[:20]))
+    vocabulary = ["--only-source", "--srcdict", data_bin / "dict.txt", "--destdir", small]
+    preprocess(*vocabulary, "--trainpref", text)
+    flags = "--disable-validation --no-epoch-checkpoints".split()
+    succeeded(train("softmax_lm_nope", tmp_path / "first", *flags, "--batch-size", 16, "--max-update", 3))
+    restored = ["--restore-file", tmp_path / "first/checkpoint_last.pt", "--batch-size", size]
+    more = [*restored, "--max-update", 5]
+    succeeded(train("softmax_lm_nope", tmp_path / "second", *flags, *more, data=small))
+    state = load_last_checkpoint(tmp_path / "second")
+    assert state["optimizer_history"][-1]["num_updates"] == 5
 
 
 @pytest.mark.slow
