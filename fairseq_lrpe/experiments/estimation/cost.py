@@ -26,63 +26,22 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
-from fairseq_lrpe.data import layout
-from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.data.glue_tasks import get_task
-from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.estimation.corpora import GLUE, Corpus, read_corpus
 from fairseq_lrpe.experiments.estimation.launches import Launches, update_seconds
 from fairseq_lrpe.experiments.estimation.meta_device import aten, meta_device
 from fairseq_lrpe.experiments.execution.launch import train_command, update_freq
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PLUGIN, PREPARE, display_path, file_exists
+from fairseq_lrpe.utils.files import PLUGIN
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 SENTENCE = 30  # assumed tokens of a sentence of a translation
 MASKED = 0.15  # share of tokens that a masked language model predicts
 WITH_MASK = ("masked_lm", "sentence_prediction")  # fairseq's tasks that add <mask> to the dictionary
 HEAD = "sentence_classification_head"  # fairseq's name of the head of a fine-tuning
-
-
-class Corpus(NamedTuple):
-    """Properties of a run's data from which its model is built."""
-
-    types: tuple[int, ...] = ()  # sizes of the dictionaries, without <mask>
-    labels: int = 0
-    inputs: int = 1  # texts per row
-    pixels: bool = False  # whether tokens are pixels
-
-
-CORPORA = {
-    "wikitext103": Corpus((267_744,)),
-    "wmt14_en_de": Corpus((40_480, 42_720)),
-    "squad": Corpus((28_996, 28_996)),  # vocab.txt of bert-base-cased
-    "cmrc2018": Corpus((21_128, 21_128)),  # vocab.txt of hfl/chinese-roberta-wwm-ext
-    # GPT-2's 50,257 types, 3 that fill them up, and fairseq's four.
-    **dict.fromkeys(("wikitext103_bpe", "books", "wikibook", "glue"), Corpus((50_264,))),
-    "imagenet": Corpus(labels=1000),
-    "listops": Corpus((19,), 10),  # ten digits, four operators, a bracket, and fairseq's four types
-    "lra_text": Corpus((260,), 2),  # 256 values of a byte or a pixel, and fairseq's four types
-    "lra_retrieval": Corpus((260,), 2, inputs=2),
-    "lra_image": Corpus((260,), 10, pixels=True),
-    "pathfinder": Corpus((260,), 2, pixels=True),
-}
-"""The papers' corpora, for estimates before they are prepared."""
-
-GLUE = {
-    "MNLI": (392_702, 39),
-    "QNLI": (104_743, 51),
-    "QQP": (363_846, 31),
-    "RTE": (2_490, 70),
-    "SST-2": (67_349, 15),
-    "MRPC": (3_668, 53),
-    "CoLA": (8_551, 11),
-    "STS-B": (5_749, 28),
-    "WNLI": (635, 37),
-}
-"""{task: (rows of the training set as published, mean tokens in GPT-2's BPE with separators)}"""
 
 
 class Estimate(NamedTuple):
@@ -124,26 +83,10 @@ def estimate_training(job: Job) -> Estimate:
     texts = 1 + getattr(built.task, "apart", False)
     tokens = steps * size * texts * (lengths[1] or lengths[0])
     batches = update_freq(batch, job.gpus, job.nodes)
-    calls = one.pass_calls * batches + one.update_calls
-    host = updates * update_seconds(one.pass_calls, one.update_calls, batches)
+    passes, update = one.passes.calls, one.update.calls
+    calls = passes * batches + update
+    host = updates * update_seconds(passes, update, batches)
     return Estimate(parameters, tokens, steps * one.flops, states + saved, calls, host)
-
-
-def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
-    """Returns the properties of prepared data, or those in ``CORPORA``; raises a UserError without either."""
-    if not (folders := kind.folders(cfg)):
-        return Corpus()
-    metadata = folders[0] / layout.METADATA
-    needed = [path for path in kind.data(cfg) if path == metadata or path.name.startswith("dict.")]
-    if all(map(file_exists, needed)):
-        types = tuple(layout.vocabulary_size(path) for path in needed if path != metadata)
-        about = layout.read_metadata(folders[0]) if metadata in needed else {}
-        return Corpus(types, len(about.get("labels", ())), about.get("inputs", 1), "pixels" in about)
-    name = cfg.data.removeprefix("data/").partition("/")[0]
-    if name not in CORPORA:
-        command = prepare_command(display_path(folders[0])) or PREPARE
-        raise UserError(f"the vocabulary is not known before the data is prepared: run `{command}`")
-    return CORPORA[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,43 +166,52 @@ class Measured(NamedTuple):
 
     flops: int
     saved: int  # bytes of saved tensors and of the largest gradients
-    pass_calls: int  # calls of operations in the forward and backward pass
-    update_calls: int  # calls of the optimizer
+    passes: Launches  # of the forward and backward pass
+    update: Launches  # of the optimizer
 
 
 @cache
 def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch.dtype) -> Measured:
-    """Measures an update with a batch of ``size`` inputs, the second one: the first creates what is kept."""
-    model = built.model.to(dtype).train()
+    """Measures two updates with a batch of ``size`` inputs: first FLOPs and memory, then calls.
+
+    The first update also computes what is kept, such as constants and the optimizer's state.
+    """
+    model, saved = built.model.to(dtype).train(), {}
     *previous, last = built.segments()
+    flops, passes, update = flop_counter(), Launches(), Launches()
+
+    def keep(x):
+        saved[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+        return x
+
     with meta_device():
         optimizer = build_optimizer(built, dtype)
         with torch.no_grad():  # the hidden states of these segments are the memory of a language model
             for segment in previous:
                 model(torch.empty(size, lengths[1], dtype=torch.long), **segment)
-        for _ in range(2):
-            saved, flops, passes, update = {}, flop_counter(), Launches(), Launches()
-
-            def keep(x, saved=saved):
-                saved[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
-                return x
-
-            with update:
-                optimizer.zero_grad()
-            with flops, passes:
-                with saved_tensors_hooks(keep, lambda x: x):
-                    loss = compute_loss(built, size, *lengths, dtype, last)
-                optimizer.backward(loss)
-            with update:
-                optimizer.multiply_grads(1 / size)
-                optimizer.clip_grad_norm(built.settings.optimization.clip_norm)
-                optimizer.step()
+        with flops:
+            with saved_tensors_hooks(keep, lambda x: x):
+                loss = compute_loss(built, size, *lengths, dtype, last)
+            optimizer.backward(loss)
+        step(optimizer, built)
+        with passes:
+            optimizer.backward(compute_loss(built, size, *lengths, dtype, last))
+        with update:
+            step(optimizer, built)
     model.zero_grad()
     for parameter in model.parameters():
         saved.pop(parameter.untyped_storage()._cdata, None)
     # The gradients of the largest tensor, such as the logits, exist beside all that is saved.
     memory = sum(saved.values()) + 2 * max(saved.values())
-    return Measured(flops.get_total_flops(), memory, passes.calls, update.calls)
+    return Measured(flops.get_total_flops(), memory, passes, update)
+
+
+def step(optimizer: FairseqOptimizer, built: BuiltModel) -> None:
+    """Does what fairseq's trainer does with the gradients of an update."""
+    optimizer.multiply_grads(0.5)
+    optimizer.clip_grad_norm(built.settings.optimization.clip_norm)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def build_optimizer(built: BuiltModel, dtype: torch.dtype) -> FairseqOptimizer:

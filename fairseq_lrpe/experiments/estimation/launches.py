@@ -24,12 +24,17 @@ KERNELS = {"constant_pad_nd": 2}
 
 
 class Launches(TorchDispatchMode):
-    """Counts calls of ATen operations, and the kernels that they start; views and allocations start none."""
+    """Counts calls of ATen operations, and the kernels that they start; views and allocations start none.
+
+    ``detached`` is the number of those calls that detach a tensor, some of which autograd makes only while a
+    dispatch mode such as this counter is active.
+    """
 
     def __init__(self):
         super().__init__()
         self.calls = 0
         self.kernels = 0
+        self.detached = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
@@ -37,6 +42,7 @@ class Launches(TorchDispatchMode):
         aliases = [result.alias_info for result in function._schema.returns]
         is_view = any(alias is not None and not alias.is_write for alias in aliases)
         self.calls += 1
+        self.detached += name == "detach"
         if not is_view and name not in WITHOUT_KERNEL:
             self.kernels += KERNELS.get(name, 1)
         return out
