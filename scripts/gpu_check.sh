@@ -93,11 +93,11 @@ within() { # COMMAND...: runs a command until the call's time is over
   timeout --foreground --kill-after 30 $left "$@"
 }
 
-together() { # EXPERIMENT METHOD...: trains methods at the same time; each leaves the GPU idle most of the time
-  local experiment=$1 method pid status=0 pids=()
-  shift
+together() { # EXPERIMENT ATTENTION METHOD...: trains methods at the same time; each leaves the GPU idle most of the time
+  local experiment=$1 attention=$2 method pid status=0 pids=()
+  shift 2
   for method in "$@"; do
-    within lrpe train "$experiment" "$method" --seeds 1 --results "$results" "${updates[@]}" &
+    within lrpe train "$experiment" "$method" --attention "$attention" --seeds 1 --results "$results" "${updates[@]}" &
     pids+=($!)
   done
   trap 'kill "${pids[@]}"; wait; exit 130' INT # processes in the background ignore Ctrl-C
@@ -148,10 +148,10 @@ step train-compiled within lrpe bench train "${lm[@]:0:5}" "${rounds[@]}" "${sho
 step generate within lrpe bench generate "${lm[@]}" "${short[@]}" --rounds 3
 
 for task in text listops image; do
-  resumed "lra-$task" together "lra/$task" "${methods[@]}"
+  resumed "lra-$task" together "lra/$task" linear "${methods[@]}"
 done
 for task in addition index; do
-  resumed "roper-$task" together "synthetic_lm/$task" rope roper
+  resumed "roper-$task" together "synthetic_lm/$task" softmax rope roper
 done
 resumed roper within lrpe table roper --results "$results" "${updates[@]}" "seeds=[1]"
 resumed iclr_table2 within lrpe table iclr_table2 --scale small --results "$results" "${updates[@]}"
