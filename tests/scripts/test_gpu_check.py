@@ -103,31 +103,35 @@ def test_wheels(gpu_check, tmp_path):
     assert f"1 {tmp_path}/here/my wheels\n" in (tmp_path / "here/logs/generate.log").read_text()
 
 
-def test_a_call_ends_after_its_limit_and_the_next_one_continues(gpu_check, tmp_path):
-    script = tmp_path / "root/scripts/gpu_check.sh"
-    script.write_text(script.read_text().replace("limit=540 ", "limit=4 "))
-    lrpe, logs = tmp_path / "env/bin/lrpe", tmp_path / "here/logs"
-    quick = lrpe.read_text()
-    lrpe.write_text("#!/bin/sh\n[ $1 = train ] && exec sleep 100\necho quick\n")
+@pytest.fixture
+def time_over(tmp_path):
+    """Returns ``time_over(words)``: then the time of a call is over in commands that contain the words."""
+    program = tmp_path / "env/bin/timeout"
+
+    def replace(words):
+        words = f'case "$*" in *"{words}"*) exit 124 ;; esac'
+        program.write_text(f'#!/bin/sh\nshift 4\n{words}\nexec "$@"\n')
+        program.chmod(0o755)
+
+    return replace
+
+
+def test_a_call_ends_after_its_limit_and_the_next_one_continues(gpu_check, time_over, tmp_path):
+    logs = tmp_path / "here/logs"
+    time_over("lrpe train lra/text")
     done = gpu_check("logs")
     assert done.returncode == 3 and "lra-text: nine minutes are over" in done.stdout
-    assert (logs / "generate.log").exists() and (logs / "lra-text.log.part").exists()
-    lrpe.write_text(quick)
-    script.write_text(script.read_text().replace("limit=4 ", "limit=540 "))
+    assert (logs / "generate.log").exists() and (logs / "bring_back/generate.log").exists()
+    assert not (logs / "lra-listops.log").exists()
+    time_over("nothing")
     again = gpu_check("logs")
     assert again.returncode == 0 and "generate: finished before" in again.stdout
     assert (logs / "lra-text.log").read_text().count("lrpe train lra/text") == 4
 
 
-def test_a_benchmark_that_takes_longer_than_a_call_does_not_stop_the_others(gpu_check, tmp_path):
-    script = tmp_path / "root/scripts/gpu_check.sh"
-    script.write_text(script.read_text().replace("limit=540 ", "limit=2 "))
-    lrpe = tmp_path / "env/bin/lrpe"
-    quick = lrpe.read_text()
-    lrpe.write_text("#!/bin/sh\nexec sleep 100\n")
+def test_a_benchmark_that_takes_longer_than_a_call_does_not_stop_the_others(gpu_check, time_over, tmp_path):
+    time_over("lrpe bench launches")
     assert gpu_check("logs").returncode == 3
-    lrpe.write_text(quick)
-    script.write_text(script.read_text().replace("limit=2 ", "limit=540 "))
     again = gpu_check("logs")
     assert again.returncode == 1 and "failed: launches;" in again.stderr
     assert (tmp_path / "here/logs/tmlr_table5.log").exists()
