@@ -114,6 +114,7 @@ def check_pip(action, *words):
     lists = declared()
     known = {"-b", "-c", "-e", ".", "constraints.txt", "--no-deps", "--no-build-isolation", "--no-cache-dir"}
     known |= {"pip==24.0", "fairseq==0.12.2", *lists["train"]}
+    known |= {"-w", "wheels", "setuptools", "wheel"}
     assert action in ("install", "wheel")
     for word in words:
         if extras := re.fullmatch(r"(\.|\./\S+\.whl)\[([\w,]+)\]", word):

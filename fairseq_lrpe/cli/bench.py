@@ -7,6 +7,7 @@ BENCHMARKS = {
     "train": "time and memory of training steps of models",
     "generate": "time and memory of generation by language and translation models",
     "linear-attention": "time and memory of linear attention by sequence length",
+    "launches": "calls and kernels of linear attention and training steps, counted and profiled",
     "figures": "plots of the encodings and of the input lengths of corpora",
 }
 

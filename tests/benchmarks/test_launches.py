@@ -1,65 +1,63 @@
-"""The number of operations that a GPU has to start for a module and a training step, counted on a CPU."""
+"""The benchmark that compares counted calls with those of torch.profiler, on a CPU."""
 
-from argparse import Namespace
+import json
 from importlib import import_module
 
 import pytest
 import torch
-from support.launches import Launches
+from support.tiny import run_here
+from torch.profiler import ProfilerActivity, profile
 
-from fairseq_lrpe.benchmarks import train
-from fairseq_lrpe.encodings import base
-from fairseq_lrpe.ops import constants, rotation
+from fairseq_lrpe.benchmarks import launches
+from fairseq_lrpe.experiments.estimation.launches import Launches, operation_seconds
+from fairseq_lrpe.ops import constants
 
 CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
-ONE_HEAD = (
-    "--decoder-embed-dim 64 --decoder-ffn-embed-dim 64 --decoder-attention-heads 1 --decoder-input-dim 64"
-)
-ONE_HEAD = f"{ONE_HEAD} --decoder-output-dim 64".split()
-FP16 = "--fp16 --fp16-init-scale 4".split()
-LENGTH = 512
 
 
-@pytest.fixture(autouse=True)
-def operations_of_gpus(monkeypatch):
+def test_command(tmp_path):
+    """Without dropout, which is several operations on a CPU, softmax attention has the calls of a GPU.
+
+    The profiler also records those of fairseq's logs.
+    """
+    small = "--lengths 64 600 --layers 2 --length 32 --vocab-size 100 --cpu"
+    flags = "--dropout 0 --attention-dropout 0 --decoder-embed-dim 64 --decoder-ffn-embed-dim 64"
+    models = [f"softmax_lm_base {flags}", "linear_vit_base"]
+    file = tmp_path / "new" / "calls.json"
+    done = run_here(launches.main, *models, *small.split(), "--json", file)
+    assert done.returncode == 0, done.stderr
+    assert "calls of operations and kernels on the device cpu" in done.stdout
+    short, long, softmax, vit = json.loads(file.read_text())
+    assert short["name"] == "linear attention, 64 × 64" and vit["name"] == "linear_vit_base"
+    assert short["kernels"] < long["kernels"] < long["calls"]
+    assert long["model, ms"] == pytest.approx(1000 * operation_seconds(long["calls"]))
+    logs = 50
+    assert softmax["calls"] - softmax["detach"] <= softmax["profiler: calls"] <= softmax["calls"] + logs
+
+
+@pytest.mark.parametrize("length", [64, 600])
+def test_the_profiler_counts_the_same_calls(length, monkeypatch):
     monkeypatch.setattr(CHUNK_MODULE, "_uses_all_chunks", lambda q: True)
-    monkeypatch.setattr(base, "_starts_kernels", lambda x: True)
-    for module in (constants, rotation):  # the counter is a dispatch mode
-        monkeypatch.setattr(module, "is_tracing", lambda: False)
-
-
-def arguments(layers, flags):
-    sizes = {"batch_size": 1, "length": LENGTH, "layers": layers, "vocab_size": 100, "rounds": 1}
-    return Namespace(**sizes, cpu=True, flags=flags, json=None)
-
-
-@pytest.mark.parametrize(
-    "arch, limit",
-    [("linear_lm_base", 80), ("linear_lm_rope", 95), ("linear_lm_tmlr_type1", 115), ("softmax_lm_base", 30)],
-)
-def test_attention_module(arch, limit):
-    cfg, task = train.setup(arch, arguments(2, ONE_HEAD))
-    attention = task.build_model(cfg.model).decoder.layers[1].self_attn.half().train()
-
-    def run():
-        x = torch.randn(LENGTH, 1, 64).half().requires_grad_()
-        gradient = torch.ones(LENGTH, 1, 64).half()
-        for parameter in attention.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        with Launches() as counted:
-            attention(x, x, x)[0].backward(gradient)
-        return counted.kernels
-
-    run()  # constants are computed once
-    assert run() <= limit
-
-
-@pytest.mark.parametrize("arch, limit", [("linear_lm_base", 720), ("linear_lm_tmlr_type1", 920)])
-def test_training_step_in_half_precision(arch, limit, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # fairseq's fp16 optimizer asks for it
-    step = train.training_step(arch, arguments(6, FP16))
-    step()
+    monkeypatch.setattr(constants, "is_tracing", lambda: False)  # the counter is a dispatch mode
+    step = launches.attention_pass(length, "cpu")
     step()
     with Launches() as counted:
         step()
-    assert counted.kernels <= limit
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        step()
+    assert counted.calls - counted.detached <= launches.count_calls(recorded.events()) <= counted.calls
+    assert launches.count_attention(length)["calls"] == counted.calls
+
+
+def test_composite_operations():
+    assert {"aten::linear", "aten::matmul", "aten::reshape", "aten::to"} <= launches.composite()
+    assert not {"aten::mm", "aten::add", "aten::sum", "aten::view", "aten::max"} & launches.composite()
+
+
+def test_kernels_are_events_of_the_gpu():
+    def event(device, is_annotation):
+        return type("Event", (), {"device_type": device, "is_user_annotation": is_annotation})
+
+    cuda, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
+    events = [event(cuda, False), event(cuda, True), event(cpu, False)]
+    assert [launches.is_kernel(x) for x in events] == [True, False, False]

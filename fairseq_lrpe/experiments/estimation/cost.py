@@ -1,6 +1,6 @@
-"""Parameters, FLOPs and memory of a training, measured with its model on torch's meta device.
+"""Parameters, FLOPs, calls and memory of a training, measured with its model on torch's meta device.
 
-On this device, tensors have shapes but no values. The model is that of the run's fairseq-train command, with
+The model is that of the run's fairseq-train command, with
 dictionaries of which only the size is known. Inputs have the greatest length that the model accepts, with
 two exceptions: if batches are given in tokens (translation), sentences have ``SENTENCE`` tokens, and the
 FLOPs of fine-tuning are those of inputs of the task's mean length (``GLUE``).
@@ -8,42 +8,35 @@ FLOPs of fine-tuning are those of inputs of the task's mean length (``GLUE``).
 
 import math
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
-import torch.fx.experimental._config
 import torch.nn.functional as F
-from fairseq import models, options, tasks
+from fairseq import models, optim, options, tasks
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from fairseq.optim import FairseqOptimizer
 from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
-from fairseq_lrpe.data import layout
-from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.data.glue_tasks import get_task
-from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.execution.launch import train_command
+from fairseq_lrpe.experiments.estimation.corpora import GLUE, Corpus, read_corpus
+from fairseq_lrpe.experiments.estimation.launches import Launches, update_seconds
+from fairseq_lrpe.experiments.estimation.meta_device import aten, meta_device
+from fairseq_lrpe.experiments.execution.launch import train_command, update_freq
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.ops import float64
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PLUGIN, PREPARE, display_path, file_exists
+from fairseq_lrpe.utils.files import PLUGIN
 
-aten = torch.ops.aten
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 SENTENCE = 30  # assumed tokens of a sentence of a translation
 MASKED = 0.15  # share of tokens that a masked language model predicts
@@ -51,50 +44,13 @@ WITH_MASK = ("masked_lm", "sentence_prediction")  # fairseq's tasks that add <ma
 HEAD = "sentence_classification_head"  # fairseq's name of the head of a fine-tuning
 
 
-class Corpus(NamedTuple):
-    """Properties of a run's data from which its model is built."""
-
-    types: tuple[int, ...] = ()  # sizes of the dictionaries, without <mask>
-    labels: int = 0
-    inputs: int = 1  # texts per row
-    pixels: bool = False  # whether tokens are pixels
-
-
-CORPORA = {
-    "wikitext103": Corpus((267_744,)),
-    "wmt14_en_de": Corpus((40_480, 42_720)),
-    "squad": Corpus((28_996, 28_996)),  # vocab.txt of bert-base-cased
-    "cmrc2018": Corpus((21_128, 21_128)),  # vocab.txt of hfl/chinese-roberta-wwm-ext
-    # GPT-2's 50,257 types, 3 that fill them up, and fairseq's four.
-    **dict.fromkeys(("wikitext103_bpe", "books", "wikibook", "glue"), Corpus((50_264,))),
-    "imagenet": Corpus(labels=1000),
-    "listops": Corpus((19,), 10),  # ten digits, four operators, a bracket, and fairseq's four types
-    "lra_text": Corpus((260,), 2),  # 256 values of a byte or a pixel, and fairseq's four types
-    "lra_retrieval": Corpus((260,), 2, inputs=2),
-    "lra_image": Corpus((260,), 10, pixels=True),
-    "pathfinder": Corpus((260,), 2, pixels=True),
-}
-"""The papers' corpora, for estimates before they are prepared."""
-
-GLUE = {
-    "MNLI": (392_702, 39),
-    "QNLI": (104_743, 51),
-    "QQP": (363_846, 31),
-    "RTE": (2_490, 70),
-    "SST-2": (67_349, 15),
-    "MRPC": (3_668, 53),
-    "CoLA": (8_551, 11),
-    "STS-B": (5_749, 28),
-    "WNLI": (635, 37),
-}
-"""{task: (rows of the training set as published, mean tokens in GPT-2's BPE with separators)}"""
-
-
 class Estimate(NamedTuple):
     parameters: int
     tokens: float  # of the target if there is one
     flops: float  # of the matrix products of all forward and backward passes
     memory: int  # bytes on each GPU
+    calls: int  # calls of operations on each GPU in an update
+    host: float  # seconds in which the host of each GPU starts the calls of all updates
 
 
 def estimate_training(job: Job) -> Estimate:
@@ -112,11 +68,12 @@ def estimate_training(job: Job) -> Estimate:
     size, lengths = batch.per_gpu, built.longest()
     if batch.unit == "tokens":
         size, lengths = batch.per_gpu // SENTENCE, (SENTENCE, SENTENCE)
-    flops, saved = measure(built, size, lengths, dtype)
+    one = measure(built, size, lengths, dtype)
+    saved = one.saved
     if is_glue:
         rows, length = GLUE[job.cfg.task]
         updates, lengths = job.cfg.epochs * math.ceil(rows / batch.total), (length, 0)
-        flops, _ = measure(built, size, lengths, dtype)
+        one = measure(built, size, lengths, dtype)
     else:
         updates = job.updates
     steps = updates * batch.total / batch.per_gpu
@@ -125,33 +82,25 @@ def estimate_training(job: Job) -> Estimate:
     states = parameters * (16 if dtype == torch.float32 else 20)
     texts = 1 + getattr(built.task, "apart", False)
     tokens = steps * size * texts * (lengths[1] or lengths[0])
-    return Estimate(parameters, tokens, steps * flops, states + saved)
-
-
-def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
-    """Returns the properties of prepared data, or those in ``CORPORA``; raises a UserError without either."""
-    if not (folders := kind.folders(cfg)):
-        return Corpus()
-    metadata = folders[0] / layout.METADATA
-    needed = [path for path in kind.data(cfg) if path == metadata or path.name.startswith("dict.")]
-    if all(map(file_exists, needed)):
-        types = tuple(layout.vocabulary_size(path) for path in needed if path != metadata)
-        about = layout.read_metadata(folders[0]) if metadata in needed else {}
-        return Corpus(types, len(about.get("labels", ())), about.get("inputs", 1), "pixels" in about)
-    name = cfg.data.removeprefix("data/").partition("/")[0]
-    if name not in CORPORA:
-        command = prepare_command(display_path(folders[0])) or PREPARE
-        raise UserError(f"the vocabulary is not known before the data is prepared: run `{command}`")
-    return CORPORA[name]
+    batches = update_freq(batch, job.gpus, job.nodes)
+    passes, update = one.passes.calls, one.update.calls
+    calls = passes * batches + update
+    host = updates * update_seconds(passes, update, batches)
+    return Estimate(parameters, tokens, steps * one.flops, states + saved, calls, host)
 
 
 @dataclass(frozen=True, eq=False)
 class BuiltModel:
-    """A model on the meta device, its task, and the settings of the task."""
+    """A model on the meta device, its task, and the settings of its training."""
 
     model: nn.Module
     task: object
-    cfg: Namespace
+    settings: DictConfig
+
+    @property
+    def cfg(self) -> Namespace:
+        """The settings of the task."""
+        return self.settings.task
 
     def longest(self) -> tuple[int, int]:
         """Returns the greatest lengths of source and target; that of a missing one is 0."""
@@ -187,7 +136,7 @@ def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
                 model.register_classification_head(HEAD, num_classes=labels)
     except SystemExit as error:
         raise UserError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
-    return BuiltModel(model, task, cfg.task)
+    return BuiltModel(model, task, cfg)
 
 
 def make_task(name: str, cfg: Namespace, corpus: Corpus):
@@ -212,31 +161,71 @@ def make_task(name: str, cfg: Namespace, corpus: Corpus):
     )
 
 
+class Measured(NamedTuple):
+    """The cost of the forward and backward pass of a batch, and of an update."""
+
+    flops: int
+    saved: int  # bytes of saved tensors and of the largest gradients
+    passes: Launches  # of the forward and backward pass
+    update: Launches  # of the optimizer
+
+
 @cache
-def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch.dtype) -> tuple[int, int]:
-    """Returns (FLOPs, bytes of saved tensors and the largest gradients) of the passes of ``size`` inputs."""
+def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch.dtype) -> Measured:
+    """Measures two updates with a batch of ``size`` inputs: first FLOPs and memory, then calls.
+
+    The first update also computes what is kept, such as constants and the optimizer's state.
+    """
     model, saved = built.model.to(dtype).train(), {}
     *previous, last = built.segments()
-    counter = FlopCounterMode(display=False)
-    counter.flop_registry[aten.baddbmm_] = counter.flop_registry[aten.baddbmm]
+    flops, passes, update = flop_counter(), Launches(), Launches()
 
     def keep(x):
         saved[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
         return x
 
     with meta_device():
+        optimizer = build_optimizer(built, dtype)
         with torch.no_grad():  # the hidden states of these segments are the memory of a language model
             for segment in previous:
                 model(torch.empty(size, lengths[1], dtype=torch.long), **segment)
-        with counter:
+        with flops:
             with saved_tensors_hooks(keep, lambda x: x):
                 loss = compute_loss(built, size, *lengths, dtype, last)
-            loss.backward()
+            optimizer.backward(loss)
+        step(optimizer, built)
+        with passes:
+            optimizer.backward(compute_loss(built, size, *lengths, dtype, last))
+        with update:
+            step(optimizer, built)
     model.zero_grad()
     for parameter in model.parameters():
         saved.pop(parameter.untyped_storage()._cdata, None)
     # The gradients of the largest tensor, such as the logits, exist beside all that is saved.
-    return counter.get_total_flops(), sum(saved.values()) + 2 * max(saved.values())
+    memory = sum(saved.values()) + 2 * max(saved.values())
+    return Measured(flops.get_total_flops(), memory, passes, update)
+
+
+def step(optimizer: FairseqOptimizer, built: BuiltModel) -> None:
+    """Does what fairseq's trainer does with the gradients of an update."""
+    optimizer.multiply_grads(0.5)
+    optimizer.clip_grad_norm(built.settings.optimization.clip_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def build_optimizer(built: BuiltModel, dtype: torch.dtype) -> FairseqOptimizer:
+    """Returns the optimizer that fairseq's trainer builds."""
+    parameters = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
+    if dtype == torch.float32:
+        return optim.build_optimizer(built.settings.optimizer, parameters)
+    return optim.FP16Optimizer.build_optimizer(built.settings, parameters)
+
+
+def flop_counter() -> FlopCounterMode:
+    counter = FlopCounterMode(display=False)
+    counter.flop_registry[aten.baddbmm_] = counter.flop_registry[aten.baddbmm]
+    return counter
 
 
 def compute_loss(
@@ -269,52 +258,3 @@ def compute_loss(
 def _nll(log_probs):
     log_probs = log_probs.flatten(0, -2)
     return F.nll_loss(log_probs, torch.empty(len(log_probs), dtype=torch.long))
-
-
-class MetaNumbers(TorchDispatchMode):
-    """Returns 0 for every number that is read from a tensor on the meta device, which has no values."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is aten._local_scalar_dense.default and args[0].is_meta:
-            return torch.zeros((), dtype=args[0].dtype, device="cpu").item()
-        return func(*args, **(kwargs or {}))
-
-
-def _dropout(x, p=0.5, training=True, inplace=False):
-    return x * torch.empty_like(x, dtype=torch.bool) if training and p else x
-
-
-def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
-    if attn_mask is not None:
-        attn_mask = attn_mask.to(q.dtype).expand(*q.shape[:-1], k.size(-2))
-    return aten._scaled_dot_product_efficient_attention(q, k, v, attn_mask, True, dropout_p, is_causal)[0]
-
-
-def _adapt_target(softmax, target):
-    """Returns the targets and the selected rows of each cluster, whose numbers follow Zipf's law.
-
-    The words a .. b of V have a share of ln(b/a) / ln(V) of the tokens.
-    """
-    shares = [
-        math.log(last / first) / math.log(softmax.cutoff[-1]) for first, last in pairwise(softmax.cutoff)
-    ]
-    rows = [target.new_empty(math.ceil(share * target.numel())) for share in shares]
-    return [target, *rows], rows
-
-
-@contextmanager
-def meta_device() -> Iterator[None]:
-    """Replaces operators by those of GPUs or by ones whose shapes do not depend on values."""
-    with (
-        torch.device("meta"),
-        MetaNumbers(),
-        patch.object(Tensor, "cpu", lambda x: x),  # fairseq initializes some parameters on the CPU
-        patch.multiple(F, dropout=_dropout, scaled_dot_product_attention=_attention),
-        patch.object(AdaptiveSoftmax, "adapt_target", _adapt_target),
-        # As if all words were frequent, which costs more if the embeddings of others are narrower.
-        patch.object(AdaptiveInput, "forward", lambda module, tokens: module.embeddings[0](tokens)),
-        patch.object(float64, "FLOAT64_DEVICES", (*float64.FLOAT64_DEVICES, "meta")),
-        # Masks select all elements, because they have no values.
-        patch.object(torch.fx.experimental._config, "meta_nonzero_assume_all_nonzero", True),
-    ):
-        yield

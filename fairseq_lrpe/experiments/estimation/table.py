@@ -9,12 +9,14 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.estimation.launches import PASS_CALL, UPDATE_CALL
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.cli import print_wide
 from fairseq_lrpe.utils.errors import UserError
 
 UTILIZATION = 0.35
 """Assumed fraction of a GPU's peak FLOP/s."""
+COLUMNS = ("trainings", "parameters", "tokens", "FLOPs", "calls", "GB per GPU", "hours each", "bound by")
 # NVIDIA's datasheets of V100 SXM2, A100 SXM and H100 SXM; fp32 is without TF32, which torch does not use.
 PEAKS = {
     "v100": {"fp16": 125e12, "fp32": 15.7e12},
@@ -52,8 +54,7 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
     jobs, total, problems = on_gpus(jobs, args), 0.0, []
     gpus, precision = jobs[0].gpus * jobs[0].nodes, jobs[0].precision
     peak = PEAKS[args.on][precision]
-    names = "trainings", "parameters", "tokens", "FLOPs", "GB per GPU", "hours each"
-    table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in names))
+    table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in COLUMNS))
     for run, group in group_by_cost(jobs).items():
         finished = sum(is_trained(job) for job in group)
         count = f"{len(group):,}" + (f", {finished:,} finished" if finished else "")
@@ -62,17 +63,23 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
             one = estimate_training(group[0])
         except ValueError as error:
             problems.append(f"{run.experiment}: {error}")
-            table.add_row(name, count, *["-"] * 5)
+            table.add_row(name, count, *["-"] * (len(COLUMNS) - 1))
             continue
-        hours = one.flops / (UTILIZATION * peak * gpus) / 3600
+        arithmetic = one.flops / (UTILIZATION * peak * gpus)
+        hours = max(arithmetic, one.host) / 3600
+        bound = "FLOPs" if arithmetic >= one.host else "calls"
         total += hours * (len(group) - finished)
         large = [f"{x:.2e}".replace("e+0", "e").replace("e+", "e") for x in (one.tokens, one.flops)]
-        table.add_row(name, count, f"{one.parameters:,}", *large, number(one.memory / 1e9), number(hours))
+        sizes = f"{one.parameters:,}", *large, f"{one.calls:,}", number(one.memory / 1e9)
+        table.add_row(name, count, *sizes, number(hours), bound)
     if len(problems) == table.row_count:
         raise UserError("; ".join(dict.fromkeys(problems)))
     print_wide(table)
     print(f"Not finished: {number(total)} hours on {gpus} × {args.on}, one training after the other.")
-    print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {precision}.")
+    print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {precision},")
+    print("or, if it is longer, the time to start the calls of operations: about")
+    each = f"{PASS_CALL * 1e6:g} µs each in forward and backward passes and {UPDATE_CALL * 1e6:g}"
+    print(f"{each} in the optimizer, as measured on the host of an H200.")
     for problem in dict.fromkeys(problems):
         print(f"Not estimated: {problem}.")
     print("Evaluations are not included. docs/cluster.md explains the numbers.")

@@ -6,6 +6,7 @@ import pytest
 from support.tiny import output_of, run_here
 
 from fairseq_lrpe.cli import table, train
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 
 
 def estimate(main, *words):
@@ -29,9 +30,24 @@ def test_table_groups_trials_and_seeds(tmp_path):
 def test_hours_of_a_gpu(tmp_path):
     words = ["lm/wikitext103", "base", "--results", tmp_path]
     rows, lines = estimate(train.main, *words, "--on", "a100", "--gpus", 8, "--precision", "bf16")
-    [(*_, flops, _, hours)] = rows.values()
-    assert float(hours) == pytest.approx(float(flops) / (0.35 * 312e12 * 8) / 3600, rel=0.05)
+    [(*_, flops, _, _, hours, bound)] = rows.values()
+    assert bound == "FLOPs" and float(hours) == pytest.approx(
+        float(flops) / (0.35 * 312e12 * 8) / 3600, rel=0.05
+    )
     assert "35% of the peak of 312 TFLOP/s in bf16" in lines[1]
+
+
+def test_hours_of_a_small_model(tmp_path):
+    """They are those of the host that starts the calls, which a faster GPU does not reduce."""
+    words = ["lra/text", "base", "--results", tmp_path]
+    rows, lines = estimate(train.main, *words, "--on", "h100")
+    [(*_, calls, _, hours, bound)] = rows.values()
+    updates = Experiment.load("lra/text").cfg.updates
+    calls = int(calls.replace(",", ""))
+    assert bound == "calls" and float(hours) * 3600 == pytest.approx(updates * calls * 16.6e-6, rel=0.05)
+    assert (
+        "about 16.6 µs each in forward and backward passes and 8 in the optimizer" in f"{lines[2]} {lines[3]}"
+    )
 
 
 def test_finished_runs_are_not_counted(tmp_path):
@@ -40,7 +56,7 @@ def test_finished_runs_are_not_counted(tmp_path):
     (folder / "evaluation.json").write_text(json.dumps({"evaluations": {}, "finished": "2026-01-01"}))
     words = ["lm/wikitext103", "base", "--results", tmp_path]
     rows, lines = estimate(train.main, *words, "--seed", 1, 2)
-    [(count, *_, hours)] = rows.values()
+    [(count, *_, hours, _)] = rows.values()
     assert count == "2, 1 finished" and f" {hours} hours" in lines[0]
     (folder / "evaluation.json").write_text("{")
     done = run_here(train.main, *words, "--estimate")
