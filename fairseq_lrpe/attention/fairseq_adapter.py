@@ -48,7 +48,7 @@ class AddedArguments(nn.Module):
     added_arguments = {}
 
     def __call__(self, *args, **kwargs):
-        return super().__call__(*args, **kwargs, **self.added_arguments)
+        return super().__call__(*args, **(kwargs | self.added_arguments))
 
 
 class FairseqSelfAttention(AddedArguments, FairseqIncrementalState, SelfAttention):

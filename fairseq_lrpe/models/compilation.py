@@ -1,7 +1,7 @@
 """Compilation of the layers of a model by torch.compile, which ``--compile`` selects.
 
-Each layer is compiled in place, so that checkpoints do not depend on it. Only training is compiled: texts have
-many lengths in evaluation, and the state of decoding changes in each step.
+Each layer is compiled in place, so that checkpoints do not depend on it. Only training is compiled, because
+texts have many lengths in evaluation, and the state of decoding changes in each step.
 """
 
 from typing import NamedTuple
@@ -47,7 +47,7 @@ class CompiledLayer(nn.Module):
         if self.compilation is not None:
             call = self._compiled_call if self.training else self._call_impl
         if self.recomputes:
-            # torch.compile cannot trace fairseq's recomputation, which therefore surrounds the compiled layer.
+            # torch.compile cannot trace fairseq's recomputation, which therefore surrounds the layer.
             return _checkpointed_forward(call, self.offloads, *args, **kwargs)
         return call(*args, **kwargs)
 

@@ -63,7 +63,7 @@ from fairseq_lrpe.utils.subprocesses import CommandFailed, CommandRejected, run_
 
 POLL_SECONDS = 0.3
 LOCK_TIMEOUT = 5  # seconds to wait until the subprocesses of a killed process have ended
-MACHINE = ("gpus", "nodes", "cpu", "precision", "rendezvous")  # attributes of a job in run.json
+MACHINE = ("gpus", "nodes", "cpu", "precision", "compile", "rendezvous")  # attributes of a job in run.json
 
 
 @dataclass
@@ -77,6 +77,7 @@ class Job:
     nodes: int = 1
     cpu: bool = True
     precision: str | None = "fp32"  # None if the machine will choose it
+    compile: str | None = None  # mode of --compile, or None for that of the experiment
     rendezvous: str | None = None  # HOST:PORT at which the nodes connect
     extra_flags: list[str] = field(default_factory=list)  # further arguments of fairseq-train
     environment: dict[str, str] = field(default_factory=dict)  # of its commands, besides this process's
@@ -114,8 +115,15 @@ class Job:
 
     @property
     def train_flags(self) -> dict[str, object]:
-        """{name with underscores: value} of the flags in ``train`` and, for the method, in ``by_method``."""
-        return {**self.cfg.train, **self.cfg.by_method.get(self.run.method, {})}
+        """{name with underscores: value} of the flags in ``train``, for the method in ``by_method``, and --compile.
+
+        Raises a UserError for fairseq's own models, which have no flag --compile.
+        """
+        flags = {**self.cfg.train, **self.cfg.by_method.get(self.run.method, {})}
+        flags |= {"compile": self.compile} if self.compile else {}
+        if flags.get("compile") and self.run.method == "fairseq":
+            raise UserError("fairseq's own models cannot be compiled: omit --compile and train.compile")
+        return flags
 
     @cached_property
     def folder(self) -> Path:
