@@ -115,7 +115,7 @@ class Job:
 
     @property
     def train_flags(self) -> dict[str, object]:
-        """{name with underscores: value} of the flags in ``train``, for the method in ``by_method``, and --compile.
+        """{name with underscores: value} of the flags in ``train``, in ``by_method``, and of --compile.
 
         Raises a UserError for fairseq's own models, which have no flag --compile.
         """
