@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.attention.linear import LinearAttention
@@ -39,8 +39,8 @@ class DecodingState(NamedTuple):
         return name == "prev_key"
 
 
-class AddedArguments(nn.Module):
-    """Base class of modules to whose calls :func:`with_arguments` adds arguments.
+class AddedArguments:
+    """Mixin for modules to whose calls :func:`with_arguments` adds arguments.
 
     Hooks would do the same, but torch.compile does not notice that they have changed.
     """

@@ -30,8 +30,8 @@ class Compilation(NamedTuple):
     layers: int
 
 
-class CompiledLayer(nn.Module):
-    """Base class of layers that can be compiled in training, and whose activations can be recomputed.
+class CompiledLayer:
+    """Mixin for layers that can be compiled in training, and whose activations can be recomputed.
 
     Attributes:
         compilation: how the layer is compiled in training, or None.

@@ -419,7 +419,7 @@ def position_rows(tokens: Tensor, padding_idx: int, positions: Tensor | None = N
     return torch.where(tokens == padding_idx, rows, given)
 
 
-class TokenPositions(AddedArguments, FairseqIncrementalState):
+class TokenPositions(AddedArguments, FairseqIncrementalState, nn.Module):
     """Replacement for the module ``embed_positions``, whose output fairseq adds to the scaled embeddings.
 
     If the position embedding is not additive (see ``AbsolutePosition.additive``), this module also computes
