@@ -1,14 +1,15 @@
 """``--compile``: graphs, gradients, checkpoints and refused flags of compiled layers."""
 
 import copy
-import json
 import logging
 from argparse import Namespace
 
 import pytest
 import torch
+from fairseq.models import MODEL_DATACLASS_REGISTRY
 from support.tiny import SMALL_LM, job_of, output_of, read, run_here, succeeded
 from support.tiny_models import EOS, PAD, build_small
+from torch._dynamo import config
 from torch._dynamo.utils import counters
 
 from fairseq_lrpe.cli import evaluate, train
@@ -25,22 +26,26 @@ FAMILIES = {
     "linear_transformer_tmlr_type1": 4,
     "softmax_transformer_rope": 4,
     "softmax_question_generator_gcdf": 4,
-    "linear_classifier_tmlr_type1": 2,
+    "linear_classifier_tmlr_type1": 1,
     "linear_vit_tmlr_type1": 1,
 }
-"""{architecture: number of graphs of its layers}: the first layer's inputs have another memory layout, and only
-the last layer of a decoder is asked for its attention weights."""
-NO_DROPOUT = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "drop_path"), 0.0)
+"""{architecture: number of graphs of its layers}
+
+The inputs of the first layer have another memory layout, and only the last layer of a decoder is asked
+for its attention weights.
+"""
+DROPOUT = ("dropout", "attention_dropout", "activation_dropout", "drop_path")
 
 
 @pytest.fixture(autouse=True)
 def backend(monkeypatch):
     """Replaces Inductor, which takes seconds for each graph, by a backend that only traces."""
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
-    for name in ("recompile_limit", "accumulated_recompile_limit"):
-        monkeypatch.setattr(torch._dynamo.config, name, getattr(torch._dynamo.config, name))
     torch._dynamo.reset()
     counters.clear()
+    limits = {name: getattr(config, name) for name in ("recompile_limit", "accumulated_recompile_limit")}
+    with config.patch(limits):  # which restores them
+        yield
 
 
 def batch(arch, length=10, rows=3):
@@ -58,14 +63,8 @@ def batch(arch, length=10, rows=3):
 
 
 def build(arch, **flags):
-    known = compilation_flags(arch)
-    return build_small(arch, **{name: 0.0 for name in NO_DROPOUT if name in known} | flags).double()
-
-
-def compilation_flags(arch):
-    from fairseq.models import MODEL_DATACLASS_REGISTRY
-
-    return MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__
+    known = MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__
+    return build_small(arch, **{name: 0.0 for name in DROPOUT if name in known} | flags).double()
 
 
 def gradients(model, inputs):
@@ -92,10 +91,10 @@ def test_layers_of_each_family(arch):
     assert list(model.state_dict()) == names
 
 
-@pytest.mark.parametrize("arch, graphs", [("linear_lm_base", 2), ("softmax_lm_lfhc", 13)])
-def test_twelve_layers(arch, graphs, caplog):
+@pytest.mark.parametrize("arch, layers, graphs", [("linear_lm_base", 12, 2), ("softmax_lm_lfhc", 9, 9)])
+def test_more_than_eight_layers(arch, layers, graphs, caplog):
     """Layers with equal functions share a graph; those of LFHC differ."""
-    model, inputs = build(arch, decoder_layers=12), batch(arch)
+    model, inputs = build(arch, decoder_layers=layers), batch(arch)
     expected = gradients(model, inputs)
     compile_layers(model, "layers")
     with caplog.at_level(logging.WARNING):
@@ -202,14 +201,11 @@ def test_refused_flags(cfg, args, message):
 
 def test_training_equals_that_without_compilation(train, tmp_path):
     """A checkpoint of either training can be continued by the other."""
-    losses, flags = [], ("--max-update", 4, "--dropout", 0, "--log-format", "json", "--log-interval", 1)
-    for name, own in {"eager": (), "compiled": ("--compile",)}.items():
-        log = tmp_path / f"{name}.log"
-        succeeded(train("linear_lm_tmlr_type1", tmp_path / name, *flags, *own, "--log-file", log))
-        lines = [line.partition("| ")[2] for line in log.read_text().splitlines()]
-        losses.append([float(json.loads(x)["loss"]) for x in lines if x.startswith('{"epoch"')])
+    flags = ("--max-update", 4, "--dropout", 0)
+    succeeded(train("linear_lm_tmlr_type1", tmp_path / "eager", *flags))
+    assert not counters["stats"]["unique_graphs"]
+    succeeded(train("linear_lm_tmlr_type1", tmp_path / "compiled", *flags, "--compile"))
     assert counters["stats"]["unique_graphs"] and not counters["graph_break"]
-    assert len(losses[0]) >= 4 and losses[0] == pytest.approx(losses[1], abs=2e-3)
     states = [torch.load(tmp_path / name / "checkpoint_last.pt") for name in ("eager", "compiled")]
     for name, weight in states[0]["model"].items():
         torch.testing.assert_close(states[1]["model"][name], weight, rtol=0, atol=1e-5)
@@ -233,6 +229,7 @@ def test_mode_is_recorded_but_not_part_of_the_run(data_bin):
 
 @pytest.mark.slow
 def test_run_compiled_by_inductor(data_bin, tmp_path):
+    """fairseq-train is a process of its own, in which the backend is not replaced."""
     overrides = [*SMALL_LM, f"data={data_bin}", "updates=20", "train.dropout=0", "train.warmup_updates=4"]
     overrides += ["train.log_interval=1", "evaluations.test=null"]
     words, folders = ["lm/mini", "tmlr_type1", "--cpu", *overrides, "--results"], []
