@@ -103,7 +103,7 @@ def test_more_than_eight_layers(arch, layers, graphs, caplog):
     assert "recompile_limit" not in caplog.text
 
 
-@pytest.mark.parametrize("arch", ["linear_lm_base", "softmax_lm_rope"])
+@pytest.mark.parametrize("arch", ["linear_lm_base", "softmax_lm_rope", "softmax_lm_t5"])
 def test_lengths_share_graphs(arch):
     model = build(arch)
     compiled = copy.deepcopy(model)

@@ -63,7 +63,7 @@ from fairseq_lrpe.utils.subprocesses import CommandFailed, CommandRejected, run_
 
 POLL_SECONDS = 0.3
 LOCK_TIMEOUT = 5  # seconds to wait until the subprocesses of a killed process have ended
-MACHINE = ("gpus", "nodes", "cpu", "precision", "compile", "rendezvous")  # attributes of a job in run.json
+MACHINE = ("gpus", "nodes", "cpu", "precision", "rendezvous")  # attributes of a job in run.json
 
 
 @dataclass
@@ -501,6 +501,7 @@ def run_settings(job: Job) -> dict:
         "changes": dict(job.run.changes),
         "updates": job.updates,
         **{name: getattr(job, name) for name in MACHINE},
+        "compile": job.train_flags.get("compile"),
         "gpu_names": [] if job.cpu else [names[gpu] for gpu in share],
         "processor": run_directory.processor(environment, max(job.gpus, 1)),
         "flags": job.extra_flags,
