@@ -25,12 +25,13 @@ ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
 TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two are implemented by fairseq
 
 
-def flag(default, help: str) -> Field:
+def flag(default, help: str, const: str | None = None) -> Field:
     """Returns a dataclass field that fairseq turns into a command-line flag.
 
-    Write the type of an optional flag as ``Optional[str]``, because fairseq does not support ``str | None``.
+    ``const`` is the value of the flag if it is given without one. Write the type of an optional flag as
+    ``Optional[str]``, because fairseq does not support ``str | None``.
     """
-    return field(default=default, metadata={"help": help})
+    return field(default=default, metadata={"help": help, "argparse_const": const})
 
 
 def option_flag(encoding: str, option: str) -> str:
@@ -70,6 +71,12 @@ class _SharedConfig(FairseqDataclass):
         0,
         "number of positions, of which each batch uses a random subset in ascending order; 0 means that "
         "positions are 0, 1, .. (in translation models, for the encoder only)",
+    )
+    compile: str = flag(
+        "",
+        "compile each layer by torch.compile in training: layers (the value if none is given), or "
+        "reduce-overhead, which also records CUDA graphs (empty: no compilation)",
+        const="layers",
     )
 
 

@@ -278,7 +278,7 @@ def _check_mask(mask, batch, lengths):
         raise ValueError(
             f"key_padding_mask must be torch.bool (True at padding), not {mask.dtype}: use mask.bool()"
         )
-    if mask.dim() != 2 or mask.size(0) != batch or mask.size(1) not in lengths:
+    if mask.dim() != 2 or mask.size(0) != batch or all(mask.size(1) != n for n in lengths):
         shapes = " or ".join(dict.fromkeys(str((batch, length)) for length in lengths))
         raise ValueError(f"key_padding_mask must have shape {shapes}, not {tuple(mask.shape)}")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.attention.linear import LinearAttention
@@ -39,7 +39,19 @@ class DecodingState(NamedTuple):
         return name == "prev_key"
 
 
-class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
+class AddedArguments:
+    """Mixin for modules to whose calls :func:`with_arguments` adds arguments.
+
+    Hooks would do the same, but torch.compile does not notice that they have changed.
+    """
+
+    added_arguments = {}
+
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **(kwargs | self.added_arguments))
+
+
+class FairseqSelfAttention(AddedArguments, FairseqIncrementalState, SelfAttention):
     """Base class of the modules that replace ``fairseq.modules.MultiheadAttention`` as ``self_attn``.
 
     Subclasses also extend ``LinearAttention`` or ``SoftmaxAttention``, instead of wrapping it, so that
@@ -162,6 +174,9 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         return query if inputs is None else torch.cat([inputs, query], dim=1)
 
     def _get_input_buffer(self, incremental_state):
+        # The key of the state is random: reading it would compile each layer separately.
+        if incremental_state is None:
+            return None
         return self.get_incremental_state(incremental_state, "attention")
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> None:
@@ -184,18 +199,16 @@ class FairseqSoftmaxAttention(FairseqSelfAttention, SoftmaxAttention):
 
 
 @contextmanager
-def with_arguments(*modules: nn.Module, **arguments) -> Iterator[None]:
+def with_arguments(*modules: AddedArguments, **arguments) -> Iterator[None]:
     """Within the context, adds to all calls of ``modules`` arguments that fairseq's code does not pass."""
-
-    def add(_, args, kwargs):
-        return args, kwargs | arguments
-
-    hooks = [module.register_forward_pre_hook(add, with_kwargs=True) for module in modules]
+    before = [module.added_arguments for module in modules]
+    for module in modules:
+        module.added_arguments = module.added_arguments | arguments
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        for module, added in zip(modules, before, strict=True):
+            module.added_arguments = added
 
 
 def build_attention(

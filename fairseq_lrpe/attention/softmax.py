@@ -97,7 +97,8 @@ class SoftmaxAttention(SelfAttention):
             attend_block = partial(recompute, attend_block)
         context = prepare_scores(self.encoding, q, k, context)
         # The largest block comes first, so that the others reuse its memory.
-        for start in reversed(range(0, length, max(1, block_size))):
+        for number in reversed(range(math.ceil(length / max(1, block_size)))):
+            start = number * block_size
             block = q[:, :, start : start + block_size]
             num_keys = k.size(2) - length + start + block.size(2) if self.causal else k.size(2)
             block_context = context.block(start, block.size(2), num_keys)
@@ -142,7 +143,8 @@ class SoftmaxAttention(SelfAttention):
         """Returns bias and masks as torch's keyword argument, ``is_causal`` or ``attn_mask``."""
         queries, keys, key_padding_mask = q.size(2), k.size(2), context.key_padding_mask
         offset = keys - queries  # number of keys before the first query, if causal
-        causal = self.causal and queries > 1
+        # In torch.compile, the comparison alone is a symbol, which torch's attention refuses.
+        causal = self.causal if queries > 1 else False
         windowed = 0 < self.window < keys
         plain = bias is None and key_padding_mask is None and not windowed and (offset == 0 or not causal)
         if plain and not self.encoding.needs_weights:  # which needs the mask itself

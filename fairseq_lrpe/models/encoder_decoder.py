@@ -10,14 +10,19 @@ from fairseq.distributed import fsdp_wrap
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from fairseq.utils import make_positions
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention, build_attention, with_arguments
+from fairseq_lrpe.attention.fairseq_adapter import (
+    AddedArguments,
+    FairseqSelfAttention,
+    build_attention,
+    with_arguments,
+)
 from fairseq_lrpe.config import part_config
+from fairseq_lrpe.models.compilation import CompiledLayer
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.ops.position_index import random_position_index
 from fairseq_lrpe.positions import POSITIONS, build_position
@@ -56,8 +61,8 @@ def transformer_config(args) -> TransformerConfig:
     return cfg
 
 
-class CustomAttentionLayer:
-    """Mixin for fairseq's layers, whose self-attention is created by calling ``self_attention()``."""
+class CustomAttentionLayer(CompiledLayer):
+    """Base class of fairseq's layers whose self-attention is created by calling ``self_attention()``."""
 
     def __init__(self, self_attention, *args):
         self._self_attention = self_attention
@@ -107,11 +112,11 @@ class DecoderLayer(CustomAttentionLayer, TransformerDecoderLayerBase):
         # The decoder requests the weights of attention to the source from the layer whose weights it returns.
         self.need_attn = False
 
-    def forward(self, x, *args, **kwargs):
+    def __call__(self, x, *args, **kwargs):
         if self.memory is None:
-            return super().forward(x, *args, **kwargs)
+            return super().__call__(x, *args, **kwargs)
         with with_arguments(self.self_attn, **self.memory.arguments(self)):
-            out, state, *rest = super().forward(x, *args, **kwargs)
+            out, state, *rest = super().__call__(x, *args, **kwargs)
         self.memory.update(self, x, state)
         return out, None, *rest
 
@@ -154,7 +159,7 @@ class CustomLayers:
         )
         layer = layer_cls(self_attention, cfg, *args)
         if cfg.checkpoint_activations:
-            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+            layer.recomputes, layer.offloads = True, cfg.offload_activations
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
     @contextmanager
@@ -364,7 +369,7 @@ def init_normal(part: nn.Module, std: float) -> None:
                 nn.init.zeros_(module.weight[module.padding_idx])
 
 
-class SinusoidalPositions(SinusoidalPositionalEmbedding):
+class SinusoidalPositions(AddedArguments, SinusoidalPositionalEmbedding):
     """fairseq's sinusoidal positions, except that the positions (L,) of tokens (B, L) can be given.
 
     Beyond the table, each decoding step computes one row; fairseq computes the whole table again. The values
@@ -388,7 +393,7 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
         return position.to(self.weights).expand(len(input), 1, -1)
 
 
-class LearnedPositions(LearnedPositionalEmbedding):
+class LearnedPositions(AddedArguments, LearnedPositionalEmbedding):
     """fairseq's learned positions, except that the positions (L,) of tokens (B, L) can be given."""
 
     def __init__(self, original: LearnedPositionalEmbedding):
@@ -414,7 +419,7 @@ def position_rows(tokens: Tensor, padding_idx: int, positions: Tensor | None = N
     return torch.where(tokens == padding_idx, rows, given)
 
 
-class TokenPositions(FairseqIncrementalState, nn.Module):
+class TokenPositions(AddedArguments, FairseqIncrementalState, nn.Module):
     """Replacement for the module ``embed_positions``, whose output fairseq adds to the scaled embeddings.
 
     If the position embedding is not additive (see ``AbsolutePosition.additive``), this module also computes

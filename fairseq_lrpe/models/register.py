@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from fairseq_lrpe.config import check_options, with_defaults
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models.argument_validation import check_machine, check_shared_encoding, check_task
+from fairseq_lrpe.models.compilation import check_compilation, compile_layers
 from fairseq_lrpe.utils.cli import exit_on_error
 
 
@@ -46,7 +47,9 @@ def _register(family, arch, model_cls, config_cls, flags, source):
     def build_model(cls, args, task):
         with exit_on_error("fairseq_lrpe"):
             cls.check(args)
-        return super(model, cls).build_model(args, task)
+        built = super(model, cls).build_model(args, task)
+        compile_layers(built, args.compile)
+        return built
 
     def load_state_dict(self, *args, **kwargs):
         try:
@@ -73,6 +76,7 @@ def _register(family, arch, model_cls, config_cls, flags, source):
                 model_cls.check_data(cfg, args)
             check_shared_encoding(args, cfg)
             check_machine(args, cfg.linear_backend)
+            check_compilation(args, cfg)
 
     # Equivalent to fairseq's register_model except for the entry in hydra's store.
     models.MODEL_REGISTRY[arch], models.MODEL_DATACLASS_REGISTRY[arch] = model, config

@@ -136,4 +136,7 @@ def expand_distances(x: Tensor, queries: int, keys: int, q_offset: int | Positio
     if isinstance(q_offset, PositionIndex):
         return x[..., q_offset.distance_index()]
     missing = max(0, queries + keys - 1 - x.size(-1))
-    return F.pad(x, (0, missing)).unfold(-1, keys, 1)[..., :queries, :].flip(-2)
+    x = F.pad(x, (0, missing))
+    if torch.compiler.is_compiling():  # unfold would compile each number of keys separately
+        return _RelativeShift.plain(x.unsqueeze(-2).expand(*x.shape[:-1], queries, -1), keys)
+    return x.unfold(-1, keys, 1)[..., :queries, :].flip(-2)

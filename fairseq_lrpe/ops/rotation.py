@@ -123,8 +123,13 @@ def rotate_pairs(x: Tensor, table: Tensor) -> Tensor:
     if width < x.size(-1):
         return torch.cat([rotate_pairs(x[..., :width], table), x[..., width:]], dim=-1)
     pairs = x.to(table.real.dtype).unflatten(-1, (-1, 2))
-    # view_as_complex requires even offsets and strides. torch.compile cannot trace the offset.
-    aligned = not torch.compiler.is_compiling() and pairs.storage_offset() % 2 == 0 and pairs.stride(-1) == 1
+    if torch.compiler.is_compiling():  # compilers fuse real operations only
+        first, second = pairs.unbind(-1)
+        cos, sin = table.real, table.imag
+        rotated = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1)
+        return rotated.flatten(-2).to(x.dtype)
+    # view_as_complex requires even offsets and strides.
+    aligned = pairs.storage_offset() % 2 == 0 and pairs.stride(-1) == 1
     if not aligned or any(n % 2 for n in pairs.stride()[:-1]):
         pairs = pairs.clone(memory_format=torch.contiguous_format)
     return torch.view_as_real(torch.view_as_complex(pairs) * table).flatten(-2).to(x.dtype)

@@ -94,3 +94,28 @@ def test_products_of_complex_features_are_hermitian(dtype):
     ours = complex_features(a, first), complex_features(b, second)
     assert ours[0].shape == (4, 6) and ours[0].dtype == torch.float64
     assert_same(ours[0] @ ours[1].T, ((a * first).conj() @ (b * second).T).real, 1e-12)
+
+
+@pytest.mark.parametrize("width", [16, 20])
+def test_compiled_rotations_are_real_and_equal_the_complex_ones(width):
+    """Features beyond the table are not changed."""
+    operations = []
+
+    def backend(graph, inputs):
+        operations.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    x, angles = (torch.randn(*shape, dtype=torch.double) for shape in ((2, 3, 7, width), (7, 8)))
+    inputs = x.requires_grad_(), angles.requires_grad_()
+
+    def rotate(x, angles):
+        return rotate_pairs(x, torch.polar(torch.ones_like(angles), angles))
+
+    compiled = torch.compile(rotate, backend=backend, fullgraph=True)
+    outputs = [f(*inputs) for f in (compiled, rotate)]
+    weights = torch.randn_like(outputs[0])
+    gradients = [torch.autograd.grad(out, inputs, weights) for out in outputs]
+    for one, other in ((outputs), *zip(*gradients, strict=True)):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert not any("as_complex" in name for name in operations)

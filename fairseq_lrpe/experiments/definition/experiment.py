@@ -24,7 +24,7 @@ from fairseq_lrpe.utils.yaml_values import check_value, check_yaml
 
 NON_IDENTIFYING = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
 NON_IDENTIFYING += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
-NON_IDENTIFYING += ("train.linear_backend",)  # all backends compute the same function
+NON_IDENTIFYING += ("train.linear_backend", "train.compile")  # which change the rounding only
 NON_IDENTIFYING += ("train.stop_time_hours",)  # a training that it stops is continued
 """Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
 EXTENSIBLE = ("evaluations", "grid", "choose")  # sections of a YAML file to which overrides can add keys

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fairseq_lrpe.experiments.execution.runner import Job
 
 PRECISIONS = ("fp16", "fp32", "bf16")
+COMPILE_MODES = ("layers", "reduce-overhead")
+"""Values of --compile, which models/compilation.py explains."""
 BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
 PORTS = range(10_000, 32_768)
 OWN_FLAGS = """
@@ -41,6 +43,11 @@ def add_machine_flags(parser: ArgumentParser) -> None:
         choices=PRECISIONS,
         help="precision of training (default: fp16 on GPUs, fp32 on the CPU)",
     )
+    text = (
+        "compile each layer by torch.compile in training: layers (default), or reduce-overhead, which also "
+    )
+    text += "records CUDA graphs"
+    parser.add_argument("--compile", choices=COMPILE_MODES, nargs="?", const="layers", help=text)
     add_results_flag(parser)
     text = "print the commands without running them, as if the GPUs requested by --gpus were available"
     parser.add_argument("--dry-run", action="store_true", help=text)
@@ -78,7 +85,7 @@ def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:
     if cpu and precision != "fp32":
         raise UserError(f"--precision {precision} needs a GPU; on the CPU use fp32")
     chosen = {"gpus": gpus, "nodes": args.nodes, "cpu": cpu, "precision": precision}
-    return {**chosen, "rendezvous": rendezvous}
+    return {**chosen, "compile": args.compile, "rendezvous": rendezvous}
 
 
 def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:

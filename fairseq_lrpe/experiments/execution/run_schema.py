@@ -107,6 +107,7 @@ class Settings(Content):
     nodes: PositiveCount = 1
     cpu: bool | None = None
     precision: str | None = None
+    compile: str | None = None
     rendezvous: str | None = None
     gpu_names: list[str] = []
     processor: Processor | None = None

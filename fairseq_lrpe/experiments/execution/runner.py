@@ -77,6 +77,7 @@ class Job:
     nodes: int = 1
     cpu: bool = True
     precision: str | None = "fp32"  # None if the machine will choose it
+    compile: str | None = None  # mode of --compile, or None for that of the experiment
     rendezvous: str | None = None  # HOST:PORT at which the nodes connect
     extra_flags: list[str] = field(default_factory=list)  # further arguments of fairseq-train
     environment: dict[str, str] = field(default_factory=dict)  # of its commands, besides this process's
@@ -114,8 +115,15 @@ class Job:
 
     @property
     def train_flags(self) -> dict[str, object]:
-        """{name with underscores: value} of the flags in ``train`` and, for the method, in ``by_method``."""
-        return {**self.cfg.train, **self.cfg.by_method.get(self.run.method, {})}
+        """{name with underscores: value} of the flags in ``train``, in ``by_method``, and of --compile.
+
+        Raises a UserError for fairseq's own models, which have no flag --compile.
+        """
+        flags = {**self.cfg.train, **self.cfg.by_method.get(self.run.method, {})}
+        flags |= {"compile": self.compile} if self.compile else {}
+        if flags.get("compile") and self.run.method == "fairseq":
+            raise UserError("fairseq's own models cannot be compiled: omit --compile and train.compile")
+        return flags
 
     @cached_property
     def folder(self) -> Path:
@@ -493,6 +501,7 @@ def run_settings(job: Job) -> dict:
         "changes": dict(job.run.changes),
         "updates": job.updates,
         **{name: getattr(job, name) for name in MACHINE},
+        "compile": job.train_flags.get("compile"),
         "gpu_names": [] if job.cpu else [names[gpu] for gpu in share],
         "processor": run_directory.processor(environment, max(job.gpus, 1)),
         "flags": job.extra_flags,

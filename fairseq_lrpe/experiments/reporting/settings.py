@@ -14,7 +14,7 @@ from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
 
 
 def machine(settings: dict) -> str:
-    """Returns the GPUs in a run.json, or the CPU and its threads, and the precision as text.
+    """Returns the GPUs in a run.json, or the CPU and its threads, precision and compilation as text.
 
     The settings of recorded results already have this text as "machine".
     """
@@ -30,7 +30,8 @@ def machine(settings: dict) -> str:
         each = f"{processes} processes with {threads} each" if processes > 1 else threads
         parts = (cpu["name"], cpu.get("instructions"), each)
         devices = f"CPU ({', '.join(filter(None, parts))})"
-    return f"{devices} {settings.get('precision', '')}".strip()
+    compiled = settings.get("compile") and f"compiled ({settings['compile']})"
+    return " ".join(filter(None, (devices, settings.get("precision"), compiled)))
 
 
 def flatten(content: object, key: str = "") -> Iterator[tuple[str, object]]:
