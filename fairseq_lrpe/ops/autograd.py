@@ -77,14 +77,20 @@ def plain_gradients(
     """Returns the gradients with respect to the inputs of ``plain``, as differentiable tensors.
 
     Args:
-        plain: function of the inputs that returns a tensor or a tuple of tensors.
+        plain: function of the inputs that returns a tensor or a tuple of tensors and None.
         inputs: inputs of ``plain``; the gradient is None for None and for tensors that do not require one.
-        gradients: gradients with respect to the outputs.
+        gradients: gradients with respect to the outputs; None means zero.
     """
     with torch.enable_grad():
         # Of views, because an input can also be a function of another one.
         inputs = [None if x is None else x.view_as(x) for x in inputs]
         needed = [x for x in inputs if x is not None and x.requires_grad]
-        result = torch.autograd.grad(plain(*inputs), needed, gradients, create_graph=True, allow_unused=True)
+        outputs = plain(*inputs)
+        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+        pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None and y.requires_grad]
+        if not pairs:
+            return [None] * len(inputs)
+        outputs, gradients = zip(*pairs, strict=True)
+        result = torch.autograd.grad(outputs, needed, gradients, create_graph=True, allow_unused=True)
     found = iter(result)
     return [next(found) if x is not None and x.requires_grad else None for x in inputs]

@@ -1,5 +1,8 @@
 """Second derivatives, and transforms of torch.func, of the functions with hand-written backward passes."""
 
+import itertools
+from importlib import import_module
+
 import pytest
 import torch
 from support.pairwise_scores import all_scores
@@ -15,6 +18,7 @@ from fairseq_lrpe.ops.permutation import permute_features
 from fairseq_lrpe.ops.relative import relative_shift
 from fairseq_lrpe.ops.rotation import complex_features
 
+CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
 PERMUTATION = torch.stack([torch.randperm(4, generator=torch.Generator().manual_seed(s)) for s in range(3)])
 
 
@@ -64,6 +68,34 @@ every = pytest.mark.parametrize("name", FUNCTIONS)
 def test_second_derivatives(name):
     x = randn(1, 1, 3, 4).requires_grad_()
     assert torch.autograd.gradgradcheck(FUNCTIONS[name], (x,), check_batched_grad=True)
+
+
+@pytest.mark.parametrize("of_gpus", [False, True], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("used", ["out", "state", "both"])
+def test_second_derivatives_of_parts_of_linear_attention(causal, of_gpus, used, monkeypatch):
+    """Only some of q, k and v need gradients, and only the output or only the state is used."""
+    monkeypatch.setattr(CHUNK_MODULE, "_uses_all_chunks", lambda q: of_gpus)
+
+    def derivatives(needed, **options):
+        inputs = [randn(1, 2, 5, 3, seed=i).exp().requires_grad_(i in needed) for i in range(3)]
+        out, state = as_pair(linear_attention(*inputs, causal=causal, normalize=True, **options))
+        parts = {"out": [out], "state": state, "both": [out, *state]}[used]
+        leaves = [inputs[i] for i in needed]
+        loss = sum(part.sin().sum() for part in parts) + sum(x.sum() for x in leaves)
+        first = torch.autograd.grad(loss, leaves, create_graph=True)
+        second = sum(g.square().sum() for g in first) + sum(x.sum() for x in leaves)
+        return *first, *torch.autograd.grad(second, leaves)
+
+    return_state = used != "out"
+    subsets = itertools.chain.from_iterable(itertools.combinations(range(3), n) for n in (1, 2, 3))
+    for needed in subsets:
+        found = derivatives(needed, return_state=return_state, chunk_size=2, backend="chunk")
+        assert_same(found, derivatives(needed, return_state=return_state, backend="reference"))
+
+
+def as_pair(result):
+    return result if isinstance(result, tuple) else (result, ())
 
 
 @every
