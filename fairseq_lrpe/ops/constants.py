@@ -95,7 +95,7 @@ def derived(function: Callable, constant: Tensor, *arguments):
     return _derived(function, constant, arguments)
 
 
-@functools.lru_cache(32)
+@functools.lru_cache(64)  # two for each layer, if layers have different decays
 def _derived(function, constant, arguments):
     with _eager():
         result = function(constant, *arguments)

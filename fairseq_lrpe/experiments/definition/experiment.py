@@ -27,6 +27,8 @@ NON_IDENTIFYING += ("batch.per_gpu", "train.log_interval", "train.num_workers", 
 NON_IDENTIFYING += ("train.linear_backend", "train.compile")  # which change the rounding only
 NON_IDENTIFYING += ("train.stop_time_hours",)  # a training that it stops is continued
 """Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
+MAX_SEED = 2**31 - 1
+"""Largest seed of a run: NumPy's seeds, to which fairseq adds the number of the epoch, have 32 bits."""
 EXTENSIBLE = ("evaluations", "grid", "choose")  # sections of a YAML file to which overrides can add keys
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
 SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
@@ -205,6 +207,9 @@ class Experiment:
                 raise UserError(f"{key} is an option of the encoding {encoding}, not of {method}: omit it")
         grid = {key: values for key, values in self.cfg.grid.items() if key not in changes}
         cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
+        seeds = list(seeds)
+        if seeds and max(seeds) > MAX_SEED:
+            raise UserError(f"the seed {max(seeds)} is too large: use one of at most {MAX_SEED}")
         runs = [Run(self.name, attention, method, seed) for seed in seeds]
         return [run.changed({**changes, **cell}) for run in runs for cell in cells]
 

@@ -36,6 +36,8 @@ Number = Annotated[float, AfterValidator(check_number)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 PathText = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+LineText = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+"""Text that is shown on a terminal, without control characters."""
 FileName = Annotated[str, Field(pattern=r"^[^\x00]+$")]
 
 
@@ -93,9 +95,9 @@ Versions = dict[str, str | None]
 class Settings(Content):
     """The content of run.json."""
 
-    experiment: str = ""
+    experiment: LineText = ""
     attention: Attention = "linear"
-    method: str = ""
+    method: LineText = ""
     seed: Count = 0
     changes: dict[str, str] = {}
     kind: KindName = "lm"
@@ -120,7 +122,7 @@ class Settings(Content):
 
 class Ending(Content):
     updates: Count
-    reason: str
+    reason: LineText
 
 
 METRICS = dict.fromkeys(metric for kind in KINDS.values() for metric in kind.metrics)

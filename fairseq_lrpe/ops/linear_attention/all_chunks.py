@@ -29,7 +29,7 @@ from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
 from fairseq_lrpe.ops.precision import no_autocast
 
 _MAX_SINGLE_CHUNK = 512
-"""Length up to which there is one chunk if the weights W are the same for all sequences."""
+"""Length up to which there is one chunk without decay; W would take memory for each decay and length."""
 _CHUNK_SIZE = 128
 _FEATURE_CHUNK_SIZE = 64
 _MAX_CHUNKS = 256
@@ -60,8 +60,7 @@ def attend_all_chunks(
 def _default_size(length, log_decay):
     if log_decay is not None and log_decay.size(-1) > 1:
         return _FEATURE_CHUNK_SIZE
-    is_shared = log_decay is None or log_decay.dim() == 2
-    return length if is_shared and length <= _MAX_SINGLE_CHUNK else _CHUNK_SIZE
+    return length if log_decay is None and length <= _MAX_SINGLE_CHUNK else _CHUNK_SIZE
 
 
 def _attend(q, k, v, args, size):

@@ -13,6 +13,7 @@ from fairseq_lrpe.experiments.estimation import cost
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.methods import METHODS, canonical, check_method
+from fairseq_lrpe.utils.errors import UserError
 
 
 def command(experiment="lm/wikitext103", method="tmlr_type1", attention="linear", overrides=(), **machine):
@@ -215,3 +216,9 @@ def test_parameters_at_the_papers_size(experiment, attention, method, vocabulary
     model = cost.build(tuple(command(experiment, method, attention)), cost.Corpus((vocabulary,))).model
     assert sum(p.numel() for p in model.parameters()) == vocabulary * 512 + BODY + own
     assert vocabulary * 512 + BODY == {267_744: 156_000_256, 50_264: 44_650_496}[vocabulary]
+
+
+@pytest.mark.parametrize("seed", [2**31, 2**32, 10**30])
+def test_seeds_that_numpy_does_not_accept(seed):
+    with pytest.raises(UserError, match=f"^the seed {seed} is too large: use one of at most 2147483647$"):
+        Experiment.load("lm/mini").runs("linear", "rope", [1, seed])

@@ -1,5 +1,7 @@
 """Files of a run that are no files, or have no content of a run, and the commands that read results."""
 
+import json
+
 import pytest
 from support.damage import EXPERIMENT, KINDS_OF_FILES, SOUND, SOUND_VALUE, replace_file, write, write_sound
 from support.tiny import run_here
@@ -8,7 +10,9 @@ from fairseq_lrpe.cli import main as lrpe
 from fairseq_lrpe.experiments.definition.run import RECORDS
 from fairseq_lrpe.experiments.execution import endings
 from fairseq_lrpe.experiments.execution.progress import describe_folder
+from fairseq_lrpe.experiments.execution.run_files import parse_object
 from fairseq_lrpe.experiments.execution.run_log import Log, training_speed
+from fairseq_lrpe.experiments.execution.run_schema import Evaluation, Settings
 from fairseq_lrpe.experiments.reporting import recording, renderers, tables
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.utils.errors import UserError
@@ -84,3 +88,16 @@ def test_comparison_beside_a_damaged_seed(tmp_path):
     done = run_here(lrpe, "compare", folder / SOUND, folder / f"{EXPERIMENT}/linear_rope")
     assert done.returncode == 0 and f"| {SOUND_VALUE} | 30.50 |" in done.stdout
     assert "(seeds 1)" in done.stdout and "seed-2 cannot be read: log.jsonl is damaged (" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "model, content",
+    [
+        (Evaluation, {"ended": {"updates": 8, "reason": "\x1b[31mred"}}),
+        (Settings, {"method": "rope\x1b]0;title\x07"}),
+        (Settings, {"experiment": "lm/mini\x9b31m"}),
+    ],
+)
+def test_control_characters_do_not_reach_a_terminal(model, content):
+    with pytest.raises(ValueError, match=r"ended\.reason|method|experiment"):
+        parse_object(json.dumps(content).encode(), model)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support.linear_results import positive, random_inputs, results
 from support.tensors import assert_same
 
-from fairseq_lrpe.ops import linear_attention
+from fairseq_lrpe.attention import LinearAttention
+from fairseq_lrpe.ops import constants, linear_attention
 from fairseq_lrpe.ops.decay import decayed_products, gated_block_size
 from fairseq_lrpe.ops.linear_attention import LinearState
 
@@ -210,3 +211,15 @@ def test_invalid_arguments_are_rejected(change, message):
     linear_attention(**arguments, state=STATE)
     with pytest.raises(ValueError, match=message):
         linear_attention(**{**arguments, **change})
+
+
+def test_cached_weights_of_constant_decays_are_small(monkeypatch):
+    """The weights of many lengths stay on the device."""
+    monkeypatch.setattr(CHUNK_MODULE, "_uses_all_chunks", lambda q: True)
+    constants._derived.cache_clear()
+    module = LinearAttention(32, 16, "alibi", causal=True)
+    with torch.no_grad():
+        for length in range(2, 513, 3):
+            module(torch.zeros(1, length, 32))
+    tensors = [x for x in constants._results if x.dim() == 5]
+    assert tensors and sum(x.nbytes for x in tensors) < 100 * 2**20
