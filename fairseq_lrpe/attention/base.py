@@ -196,6 +196,10 @@ class SelfAttention(nn.Module):
         if features is not None and features.requires_grad and k.size(2) <= 1:
             # The decay of the first key is not used, but its parameters need a gradient.
             o = with_zero_gradient(o, features)
+        if not x.size(0):
+            # No score of an empty batch depends on the encoding's parameters, which need gradients, too.
+            for parameter in self.encoding.parameters():
+                o = with_zero_gradient(o, parameter)
         out = self.out_proj(self.merge_heads(o).to(x.dtype))
         if not return_state:
             return out

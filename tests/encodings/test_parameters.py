@@ -7,6 +7,7 @@ import torch
 from support.pairwise_scores import all_scores
 from support.tensors import assert_same, randn
 
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import (
     ENCODINGS,
     START,
@@ -275,3 +276,14 @@ def test_offsets_may_be_given_instead_of_a_context():
     for found, expected in zip(encoding(q, k, 7, 4), encoding(q, k, Context(7, 4)), strict=True):
         assert found.equal(expected)
     assert not encoding(q, k, 7, 4)[0].equal(encoding(q, k)[0])
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("cls", [SoftmaxAttention, LinearAttention])
+def test_parameters_have_gradients_with_an_empty_batch(name, cls):
+    """DistributedDataParallel refuses parameters without a gradient."""
+    if cls is LinearAttention and not ENCODINGS[name].decomposable:
+        return
+    module = cls(16, 2, name, causal=True, layer=1, layers=4)
+    module(torch.randn(0, 5, 16)).sum().backward()
+    assert not [name for name, x in module.named_parameters() if x.grad is None or x.grad.any()]
