@@ -57,7 +57,7 @@ def test_attention_module(arch, limit):
 @pytest.mark.parametrize("arch, limit", [("linear_lm_base", 720), ("linear_lm_tmlr_type1", 920)])
 def test_training_step_in_half_precision(arch, limit, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # fairseq's fp16 optimizer asks for it
-    step = train.training_step(arch, arguments(6, FP16))
+    step = train.training_step(arch, arguments(6, [*FP16, *ONE_HEAD]))
     step()
     step()
     with Launches() as counted:
