@@ -24,11 +24,11 @@ _MIN_DENORMAL = 5e-324
 def split(x: Tensor) -> list[tuple[slice, slice]]:
     """Splits the batch and the heads of x (B, H, ..) into parts for :func:`run`: slices of both dimensions.
 
-    There are at most as many parts as torch has threads. There is one part for small tensors, on other
-    devices than the CPU, and in ``torch.compile``.
+    There are at most as many parts as torch has threads. There is one part for small tensors, and on other
+    devices than the CPU.
     """
     batch, heads = x.shape[:2]
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() < _MIN_ELEMENTS:
+    if x.device.type != "cpu" or x.numel() < _MIN_ELEMENTS:
         return [(slice(0, batch), slice(0, heads))]
     threads = torch.get_num_threads()
     grids = [(min(n, batch), min(threads // n, heads)) for n in range(threads, 0, -1)]

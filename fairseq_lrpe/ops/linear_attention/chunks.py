@@ -43,13 +43,13 @@ class Chunks:
 
     def rows(self, x):
         """Returns x (B, H, L, ·) as (B·H·N, C, ·), with zeros after the last row."""
-        x = (
-            x.contiguous()
-            if x.dtype == self.dtype
-            else x.to(self.dtype, memory_format=torch.contiguous_format)
-        )
-        padding = self.count * self.size - self.length
-        x = F.pad(x, (0, 0, 0, padding)) if padding else x
+        if x.dtype == self.dtype:
+            x = x.contiguous()
+        else:
+            # Without the memory format, `contiguous` would copy once more.
+            x = x.to(self.dtype, memory_format=torch.contiguous_format)
+        if padding := self.count * self.size - self.length:
+            x = F.pad(x, (0, 0, 0, padding))
         return x.view(self.batch * self.heads * self.count, self.size, x.size(-1))
 
     def merge(self, rows):
