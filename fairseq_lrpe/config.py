@@ -14,8 +14,9 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, check_choice, encoding_options
+from fairseq_lrpe.encodings.base import check_positions
 from fairseq_lrpe.encodings.rotation import scale_rotations
-from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
+from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.ops.rope_scaling import SCALINGS, RopeScaling
 from fairseq_lrpe.positions import POSITIONS
@@ -210,8 +211,6 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
         ("token_positions", TOKEN_POSITIONS),
     ):
         check_choice(name.replace("_", " "), getattr(cfg, name), choices)
-    if cfg.attention == "linear":
-        check_linear_options(cfg.linear_norm, cfg.feature_map)
     if cfg.attention == "linear" and not ENCODINGS[cfg.encoding].decomposable:
         decomposable = [name for name, cls in ENCODINGS.items() if cls.decomposable]
         raise UserError(
@@ -264,7 +263,7 @@ def check_range(name: str, value: float, minimum: float, maximum: float = inf) -
 def check_randomized_positions(cfg, encoding: Encoding) -> None:
     """Raises a UserError if --randomized-positions would change nothing, or is not supported."""
     name = encoding.name
-    encoding.check_positions("--randomized-positions")
+    check_positions(encoding, "--randomized-positions")
     without = cfg.token_positions in ("none", "convolution", "rnn")
     if name == "none" and (without or getattr(cfg, "no_token_positional_embeddings", False)):
         raise UserError(

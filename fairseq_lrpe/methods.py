@@ -13,14 +13,6 @@ LINEAR_NORMS = ("denominator", "layernorm", "content")
 LINEAR_BACKENDS = ("auto", "chunk", "fla")
 
 
-def check_linear_options(linear_norm: str, feature_map: str) -> None:
-    if feature_map == "exp" and linear_norm == "layernorm":
-        raise UserError(
-            "the feature map 'exp' overflows with the linear norm 'layernorm', which does not divide by "
-            "the sum of the weights: use the linear norm denominator or content"
-        )
-
-
 @dataclass(frozen=True)
 class Method:
     """A published method.

@@ -17,7 +17,8 @@ from support.tensors import assert_same, perturbed, with_gradients
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.config import PositionConfig
-from fairseq_lrpe.encodings import ENCODINGS, Context, softmax_scores
+from fairseq_lrpe.encodings import ENCODINGS, Context, InputsMixin, softmax_scores
+from fairseq_lrpe.encodings.transformations import decode_output, encode_values
 from fairseq_lrpe.methods import METHODS, Method
 
 H, D, B, L = 2, 8, 3, 9
@@ -103,7 +104,7 @@ def tokens(length=L, batch=B, dtype=torch.float64):
 
 
 def input_features(encoding, length):
-    if encoding.left_context is None:
+    if not isinstance(encoding, InputsMixin):
         return None
     like = next(p for name, p in encoding.named_parameters() if name not in encoding.float32_parameters)
     return encoding.input_features(torch.randn(1, encoding.left_context + length, E).to(like))
@@ -145,8 +146,8 @@ def check_padding(case, side):
 def encode(encoding, q, k, context):
     return [
         *encoding(q, k, context),
-        encoding.encode_values(k, context),
-        encoding.decode_output(q, context),
+        encode_values(encoding, k, context),
+        decode_output(encoding, q, context),
     ]
 
 

@@ -16,7 +16,8 @@ import torch
 
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.attention.functional import apply_encoding, attention_bias
-from fairseq_lrpe.attention.linear import KeyState, LinearAttention
+from fairseq_lrpe.attention.key_state import KeyState
+from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
 from fairseq_lrpe.attention.torch_adapter import MultiheadLinearAttention, MultiheadSoftmaxAttention
 from fairseq_lrpe.ops import LinearState

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.attention.rows import reordered_rows
 from fairseq_lrpe.attention.state import check_dtypes, dtype_names, own_storage
-from fairseq_lrpe.encodings import Context, Encoding, build_encoding
+from fairseq_lrpe.encodings import Context, Encoding, InputsMixin, build_encoding
+from fairseq_lrpe.encodings.base import check_positions, overrides
 from fairseq_lrpe.ops.autograd import with_zero_gradient
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, check_token_positions, integer_positions
@@ -166,7 +167,7 @@ class SelfAttention(nn.Module):
         if position_index is not None and (memory is not None or state is not None or return_state):
             raise UserError("a memory or a state requires consecutive positions: omit position_index")
         if position_index is not None:
-            self.encoding.check_positions("position_index")
+            check_positions(self.encoding, "position_index")
             length, axes = x.size(self.time_dim), self.encoding.axes
             position_index = check_token_positions(position_index, length, axes, ascending=self.causal)
         if state is not None:
@@ -187,7 +188,7 @@ class SelfAttention(nn.Module):
         features, inputs = self._input_features(parts, key_padding_mask, inputs)
         offsets = (offset + earlier, offset) if position_index is None else (position_index,) * 2
         context = Context(*offsets, key_padding_mask, features, feature_sum, device=q.device)
-        decays = self.causal and type(self.encoding).log_decay is not Encoding.log_decay
+        decays = self.causal and overrides(self.encoding, "log_decay")
         if self.encoding.float32_parameters and decays:
             # The gradient of an angle is the difference of a term of q and a term of k, both proportional to
             # absolute positions. With a decay, the difference is far smaller than the terms.
@@ -260,9 +261,9 @@ class SelfAttention(nn.Module):
 
         ``inputs`` contains the inputs (B, left_context, E) before ``parts``, or is None at the start.
         """
-        length = self.encoding.left_context
-        if length is None:
+        if not isinstance(self.encoding, InputsMixin):
             return None, None
+        length = self.encoding.left_context
         x = self._concat(parts).movedim(self.time_dim, 1)
         if padding is not None:
             x = x.masked_fill(padding[..., None], 0.0)

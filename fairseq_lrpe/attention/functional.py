@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings import START, Context, Encoding, prepare_scores
+from fairseq_lrpe.encodings import START, Context, Encoding, InputsMixin, prepare_scores
+from fairseq_lrpe.encodings.base import overrides
+from fairseq_lrpe.encodings.scores import block_scores, modifies_scores, query_bias
+from fairseq_lrpe.encodings.transformations import decode_output, encode_values, needs_weights
 from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 
 
@@ -37,8 +40,8 @@ def apply_encoding(
             outputs, or depend on the layer's inputs.
     """
     _check(encoding, q, k)
-    adds_bias_only = type(encoding).forward is Encoding.forward or encoding.query_bias is not None
-    if adds_bias_only and encoding.modifies_scores:
+    adds_bias_only = not overrides(encoding, "forward") or query_bias(encoding) is not None
+    if adds_bias_only and modifies_scores(encoding):
         _check_is_bias(encoding, q, k)
         raise ValueError(
             f"{encoding.name} changes the scores, not q and k: add attention_bias(...) to the scores, or "
@@ -77,7 +80,7 @@ def attention_bias(
             values or outputs, or that depend on the layer's inputs.
     """
     _check(encoding, q, k)
-    if not encoding.modifies_scores:
+    if not modifies_scores(encoding):
         raise ValueError(f"{encoding.name} does not add a bias to the scores: use apply_encoding(...)")
     _check_is_bias(encoding, q, k)
     at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
@@ -88,7 +91,7 @@ def attention_bias(
         first = min(int(at_q.min()), int(at_k.min()))
         at_q, at_k, last = at_q - first, at_k - first, last - first
     indices = [PositionIndex(*row, last) for row in zip(at_q, at_k, strict=True)]
-    u = encoding.query_bias
+    u = query_bias(encoding)
     content_bias = None if u is None else encoding.scale * (k @ u.unsqueeze(-1)).mT  # (B, H, 1, Lk)
     q = q if u is None else q + u[:, None]
     parts = zip(q.split(len(q) // len(indices)), k.split(len(q) // len(indices)), indices, strict=True)
@@ -107,7 +110,7 @@ def _modules(encoding):
 
 def _check_is_bias(encoding, q, k):
     pair = q[:, :, :1], k[:, :, :1]
-    if encoding.scores(*pair, prepare_scores(encoding, *pair, START)) is not None:
+    if block_scores(encoding, *pair, prepare_scores(encoding, *pair, START)) is not None:
         raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {_modules(encoding)}")
 
 
@@ -118,12 +121,12 @@ def _check(encoding, q, k):
                 f"{name} must have shape (batch, {encoding.num_heads} heads, length, width), not "
                 f"{tuple(x.shape)}"
             )
-    changes_values = encoding.encode_values(k) is not k or encoding.decode_output(q) is not q
-    if changes_values or encoding.needs_weights:
+    changes_values = encode_values(encoding, k) is not k or decode_output(encoding, q) is not q
+    if changes_values or needs_weights(encoding):
         raise ValueError(
             f"{encoding.name} also changes the values or outputs of attention: {_modules(encoding)}"
         )
-    if encoding.left_context is not None:
+    if isinstance(encoding, InputsMixin):
         raise ValueError(f"{encoding.name} depends on the inputs of the layer: {_modules(encoding)}")
 
 

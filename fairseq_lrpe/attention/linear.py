@@ -1,5 +1,6 @@
 """Linear attention with a positional encoding."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -7,14 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention, complete_state
-from fairseq_lrpe.attention.rows import append_rows, select_rows
+from fairseq_lrpe.attention.key_state import KeyState, append_keys
+from fairseq_lrpe.attention.rows import select_rows
 from fairseq_lrpe.encodings import Context, Encoding, check_choice
-from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
+from fairseq_lrpe.encodings.base import overrides
+from fairseq_lrpe.encodings.transformations import decode_output, encode_values, shift_keys, shift_values
+from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.ops.autograd import recompute
-from fairseq_lrpe.ops.decay import decay_of_keys
+from fairseq_lrpe.ops.decay import decay_of_keys, is_constant
 from fairseq_lrpe.ops.linear_attention.chunk import attend_last
-from fairseq_lrpe.ops.linear_attention.exponential import exp_features, scaled_attention
 from fairseq_lrpe.ops.linear_attention.state import LinearState
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import no_autocast
@@ -28,33 +31,21 @@ _EPS = 1e-6
 MAX_FLOAT16_OUTPUT = 2.0**10
 """Largest output of a float16 model, far below 2^16 so that the output projection's sums do not overflow."""
 
-_MAX_KEY_STATE_SIZE = 2.0
-"""Maximum size of a :class:`KeyState`, relative to that of the sums.
 
-A step of beam search reads and writes keys and values once, and the sums twice.
-"""
-
-
-class KeyState(NamedTuple):
-    """Keys and values of all previous positions, stored instead of their sums while :attr:`is_small` is true.
-
-    A decoding step is then about as fast as in softmax attention. The sums have as many elements as the keys
-    and values of d·dv / (d + dv) positions.
+class _Call(NamedTuple):
+    """What the products of a call of linear attention have in common.
 
     Attributes:
-        k: encoded keys (B, H, n, d), 0 at padding.
-        v: encoded values (B, H, n, dv).
-        log_decay: decay of each key (B, H, n, 1 or d), 0 at padding; None if there is none or it is constant.
+        context: positions and padding.
+        order: the row of the previous state for each row of the batch, or None for the same rows.
+        starts_with_one_token: whether decoding starts with a single token.
+        return_state: whether the caller uses the new state.
     """
 
-    k: Tensor
-    v: Tensor
-    log_decay: Tensor | None
-
-    @property
-    def is_small(self) -> bool:
-        length, d, dv = *self.k.shape[2:], self.v.size(3)
-        return length * (d + dv) <= _MAX_KEY_STATE_SIZE * d * dv
+    context: Context
+    order: Tensor | None
+    starts_with_one_token: bool
+    return_state: bool
 
 
 class LinearAttention(SelfAttention):
@@ -63,7 +54,7 @@ class LinearAttention(SelfAttention):
     Queries and keys are mapped by the feature map ϕ and then encoded. They are not scaled by 1/√d, and there
     is no attention dropout. The state for decoding consists of running sums, whose size is constant. If
     all positions are decoded one at a time, it consists of keys and values as long as they have at most twice
-    as many elements as the sums, except for the feature map "exp".
+    as many elements as the sums.
 
     Args:
         embed_dim: embedding dimension E.
@@ -74,18 +65,14 @@ class LinearAttention(SelfAttention):
             the weights of q and k that are not encoded, with the encoding's decay if it has one, which is
             never negative (RoFormer Eq. 19); "layernorm" does not divide, but applies a LayerNorm(E) to the
             concatenated heads.
-        feature_map: a name in ``FEATURE_MAPS``. For "exp", maxima that cancel in the division are subtracted,
-            so that inputs of any size give finite outputs; causal attention then takes O(L log L) time. If
-            the encoding changes q and k, denominators are at least 1e-6 and 1e-12·exp(max q + max k), and
-            outputs are too small where this lower bound applies.
-        backend: backend of :func:`fairseq_lrpe.ops.linear_attention`; not used for the feature map "exp". In
-            evaluation mode, "fla" is replaced by "auto", so that models trained with the GPU kernels can be
-            used without them.
+        feature_map: a name in ``FEATURE_MAPS``.
+        backend: backend of :func:`fairseq_lrpe.ops.linear_attention`. In evaluation mode, "fla" is replaced
+            by "auto", so that models trained with the GPU kernels can be used without them.
         **options: see :class:`SelfAttention`.
 
     Raises:
-        ValueError: if the encoding is not decomposable, for an unknown norm, feature map or backend, for the
-            feature map "exp" with "layernorm", and as :class:`SelfAttention` does.
+        ValueError: if the encoding is not decomposable, for an unknown norm, feature map or backend, and as
+            :class:`SelfAttention` does.
     """
 
     def __init__(
@@ -110,141 +97,121 @@ class LinearAttention(SelfAttention):
         check_choice("linear norm", linear_norm, LINEAR_NORMS)
         check_choice("feature map", feature_map, FEATURE_MAPS)
         check_choice("linear backend", backend, LINEAR_BACKENDS)
-        check_linear_options(linear_norm, feature_map)
-        self.linear_norm, self._is_exp = linear_norm, feature_map == "exp"
+        self.linear_norm = linear_norm
         self.feature_map = FEATURE_MAPS[feature_map]
         self.backend = backend
         self.norm = _InputDtypeLayerNorm(embed_dim) if linear_norm == "layernorm" else None
         # Recomputing the encoding includes recomputing attention, which is cheap only if it is not causal.
-        self._recompute_encoding = not encoding.causal and type(encoding).forward is not Encoding.forward
+        self._recompute_encoding = not encoding.causal and overrides(encoding, "forward")
 
     def attend(self, q, k, v, context, past, return_state):
-        if past is not None and "sums" not in past:
+        if past is None:
+            past = {"sums": None, "content": None, "order": None}
+        elif "sums" not in past:
             raise ValueError(f"the state is not one of linear attention: {STATE_REMEDY}")
-        if self._is_exp:
-            with no_autocast(q.device):
-                return self._attend_exp(q, k, v, context, past)
-        q, k = self.feature_map(q), self.feature_map(k)
-        padding, options = context.key_padding_mask, {"causal": self.causal}
-        options["backend"] = "auto" if self.backend == "fla" and not self.training else self.backend
-        past = past or {"sums": None, "content": None, "order": None}
-        state, order, content = past["sums"], past["order"], None
-        first = state is None and return_state and self.causal and k.size(2) == 1
+        # Keys and values are stored instead of their sums if decoding starts without a prompt.
+        starts_with_one_token = past["sums"] is None and return_state and self.causal and k.size(2) == 1
+        call = _Call(context, past["order"], starts_with_one_token, return_state)
+        q = self.feature_map(q)
+        k = self.feature_map(k)
 
-        # Decays are computed after the encoding's forward pass, in which FSDP gathers its parameters.
-        def attend_with_sums(q, k, v, normalize, state):
-            state = None if state is None else LinearState(*(select_rows(x, order) for x in state))
-            own = {"log_decay": self.log_decay(context, q), "key_padding_mask": padding, "state": state}
-            result = linear_attention(
-                q, k, v, normalize=normalize, return_state=return_state, **own, **options
-            )
-            return result if return_state else (result, None)
-
-        def attend_with_keys(q, k, v, normalize):
-            log_decay = self.log_decay(context, q)
-            keys = _append_keys(state, order, k, v, log_decay, padding)
-            decay = log_decay if keys.log_decay is None else keys.log_decay
-            if keys.is_small and q.size(2) == 1:
-                with no_autocast(q.device):
-                    return attend_last(q, keys.k, keys.v, decay, normalize, _EPS), keys
-            own = {"log_decay": decay, "return_state": True}
-            return linear_attention(q, keys.k, keys.v, normalize=normalize, **own, **options)
-
-        def encode_and_attend(q, k, v):
-            encoded = *self.encoding(q, k, context), self.encoding.encode_values(v, context)
-            normalize = self.linear_norm == "denominator"
-            if first or isinstance(state, KeyState):
-                o, sums = attend_with_keys(*encoded, normalize)
-            else:
-                o, sums = attend_with_sums(*encoded, normalize, state)
-            o = self.encoding.decode_output(o, context)
-            return o if self.norm is None else self._normalize(o), sums
-
+        encode_and_attend = self._encode_and_attend
         if self._recompute_encoding and k.size(2) > _MIN_CHECKPOINT_KEYS and k.requires_grad:
-            o, sums = recompute(encode_and_attend, q, k, v)
-        else:
-            o, sums = encode_and_attend(q, k, v)
+            encode_and_attend = partial(recompute, encode_and_attend)
+        o, sums = encode_and_attend(q, k, v, call, past["sums"])
+        content = None
         if self.linear_norm == "content":
             # The sum of the weights is the output of attention if all values are 1.
             ones = v.new_ones(*v.shape[:-1], 1)
-            denominator, content = attend_with_sums(q, k, ones, False, past["content"])
+            denominator, content = self._attend_with_sums(q, k, ones, False, call, past["content"])
             o = o / denominator.clamp(min=_EPS)
         if self.norm is None and v.dtype == torch.float16:
             o = _limit_magnitude(o)
         return o, {"sums": sums, "content": content, "order": None}
 
-    def _attend_exp(self, q, k, v, context, past):
-        """Computes :meth:`attend` with the feature map exp, for inputs of any size."""
-        encoding = self.encoding
-        past = past or dict.fromkeys(("sums", "content", "maximum", "order"))
-        order = past["order"]
-        unchanged = type(encoding).forward is Encoding.forward
-        options = {"causal": self.causal, "log_decay": self.log_decay(context, q)}
-        options["key_padding_mask"] = context.key_padding_mask
-        maximum = select_rows(past["maximum"], order)
-        if maximum is not None and maximum.shape[:2] != q.shape[:2]:
-            found, expected = tuple(maximum.shape[:2]), tuple(q.shape[:2])
-            raise ValueError(f"the state has (batch, heads) {found}, not {expected}: {STATE_REMEDY}")
-        f = exp_features(q, k, per_feature=unchanged, maximum=maximum, **options)
-        half, v = v.dtype == torch.float16, encoding.encode_values(v, context).to(f.q.dtype)
-        ones = v.new_ones(*v.shape[:-1], 1)
-        sums = past["sums"]
-        sums = None if sums is None else torch.cat([sums.kv, sums.k_sum[..., None]], -1)
-        sums, content = select_rows(sums, order), select_rows(past["content"], order)
-        encoded, values = encoding(f.q, f.k, context), torch.cat([v, ones], dim=-1)
-        o, sums = scaled_attention(*encoded, values, f.levels, self.causal, sums)
-        o, denominator = o.split([v.size(-1), 1], dim=-1)
-        if self.linear_norm == "content":
-            denominator, content = scaled_attention(f.q, f.k, ones, f.levels, self.causal, content)
-        # The denominator of exp without maxima is e^log_scale times larger. Its lower bound is the same,
-        # except where outputs would overflow. Without an encoding, the denominator is at least 1.
-        bound = _EPS if unchanged else (_EPS * (-f.log_scale).exp()).clamp(min=_EPS**2)
-        o = o / denominator.clamp(min=bound)
-        o = encoding.decode_output(o, context)
-        o = _limit_magnitude(o) if half else o
-        sums = LinearState(sums[..., :-1], sums[..., -1])
-        return o, {"sums": sums, "content": content, "maximum": f.maximum, "order": None}
+    def _encode_and_attend(self, q, k, v, call, state):
+        """Encodes q, k and v, and returns the output and the new sums, or keys and values instead of them."""
+        q, k = self.encoding(q, k, call.context)
+        v = encode_values(self.encoding, v, call.context)
+        keeps_keys = call.starts_with_one_token or isinstance(state, KeyState)
+        attend = self._attend_with_keys if keeps_keys else self._attend_with_sums
+        o, state = attend(q, k, v, self.linear_norm == "denominator", call, state)
+        o = decode_output(self.encoding, o, call.context)
+        if self.norm is not None:
+            o = self.split_heads(self.norm(self.merge_heads(o)))
+        return o, state
+
+    # Decays are computed after the encoding's forward pass, in which FSDP gathers its parameters.
+
+    def _attend_with_sums(self, q, k, v, normalize, call, state):
+        """Returns the output and the new state if ``state`` has sums over all earlier keys, or is None."""
+        if state is not None:
+            state = LinearState(*(select_rows(x, call.order) for x in state))
+        result = linear_attention(
+            q,
+            k,
+            v,
+            causal=self.causal,
+            normalize=normalize,
+            log_decay=self.log_decay(call.context, q),
+            key_padding_mask=call.context.key_padding_mask,
+            state=state,
+            return_state=call.return_state,
+            backend=self._backend(),
+        )
+        return result if call.return_state else (result, None)
+
+    def _attend_with_keys(self, q, k, v, normalize, call, state):
+        """Returns the output and the new state if ``state`` has all earlier keys, or is None."""
+        log_decay = self.log_decay(call.context, q)
+        keys = append_keys(state, call.order, k, v, log_decay, call.context.key_padding_mask)
+        if keys.log_decay is not None:
+            log_decay = keys.log_decay
+        if keys.is_small and q.size(2) == 1:
+            with no_autocast(q.device):
+                return attend_last(q, keys.k, keys.v, log_decay, normalize, _EPS), keys
+        return linear_attention(
+            q,
+            keys.k,
+            keys.v,
+            causal=True,
+            normalize=normalize,
+            log_decay=log_decay,
+            return_state=True,
+            backend=self._backend(),
+        )
+
+    def _backend(self):
+        return "auto" if self.backend == "fla" and not self.training else self.backend
 
     def log_decay(self, context: Context, q: Tensor) -> Tensor | None:
         """Returns the log decay. For a :class:`PositionIndex`, a constant one becomes one of each key."""
-        decay, index = self.encoding.log_decay(context), context.q_offset
-        if decay is None or decay.dim() > 2 or not isinstance(index, PositionIndex):
+        decay = self.encoding.log_decay(context)
+        index = context.q_offset
+        if decay is None or not is_constant(decay) or not isinstance(index, PositionIndex):
             return decay
         decay = decay_of_keys(decay, index.key_positions, context.key_padding_mask)
         return decay.expand(*q.shape[:2], *decay.shape[2:])
 
     @torch.no_grad()
     def restart_positions(self, state: AttentionState) -> AttentionState:
-        shift, sums = state.length, state.past["sums"]
+        sums = state.past["sums"]
         if isinstance(sums, KeyState):
             k, v, decay = sums
-            decay = self.encoding.log_decay() if decay is None else decay
-            options = {"causal": self.causal, "normalize": False, "log_decay": decay, "return_state": True}
-            _, sums = linear_attention(k[:, :, :0], k, v, **options)
-        kv, k_sum = sums
-        kv = self.encoding.shift_values(self.encoding.shift_keys(kv.mT, shift).mT, shift)
-        k_sum = self.encoding.shift_keys(k_sum[..., None, :], shift).squeeze(-2)
+            _, sums = linear_attention(
+                k[:, :, :0],
+                k,
+                v,
+                causal=True,
+                normalize=False,
+                log_decay=self.encoding.log_decay() if decay is None else decay,
+                return_state=True,
+            )
+        # The rows of Σ k vᵀ are shifted like keys, and its columns like values.
+        kv = shift_keys(self.encoding, sums.kv.mT, state.length).mT
+        kv = shift_values(self.encoding, kv, state.length)
+        k_sum = shift_keys(self.encoding, sums.k_sum[..., None, :], state.length).squeeze(-2)
         return complete_state(AttentionState({**state.past, "sums": LinearState(kv, k_sum)}))
-
-    def _normalize(self, o):
-        return self.split_heads(self.norm(self.merge_heads(o)))
-
-
-def _append_keys(state, order, k, v, log_decay, key_padding_mask):
-    """Returns the ``KeyState`` after the rows ``order`` of ``state`` and new positions."""
-    if log_decay is not None and log_decay.dim() < 4:
-        log_decay = log_decay[..., None] if log_decay.dim() == 3 else None
-    if key_padding_mask is not None:
-        hidden = key_padding_mask[:, None, :, None]
-        k = k.masked_fill(hidden, 0.0)
-        log_decay = log_decay if log_decay is None else log_decay.masked_fill(hidden, 0.0)
-    new = KeyState(k, v, log_decay)
-    if state is None:
-        return new
-    found, expected = (len(state.k if order is None else order), state.k.size(1)), tuple(k.shape[:2])
-    if found != expected:
-        raise ValueError(f"the state has (batch, heads) {found}, not {expected}: {STATE_REMEDY}")
-    return KeyState(*(x if x is None else append_rows(x, order, y) for x, y in zip(state, new, strict=True)))
 
 
 def _limit_magnitude(o):

@@ -9,7 +9,10 @@ import torch.nn.functional as F
 from fairseq_lrpe.attention.base import STATE_REMEDY, SelfAttention
 from fairseq_lrpe.attention.rows import append_rows, select_rows
 from fairseq_lrpe.encodings import Encoding, prepare_scores
+from fairseq_lrpe.encodings.scores import block_scores, cached_keys, log_weights, modifies_scores
+from fairseq_lrpe.encodings.transformations import decode_output, encode_values, needs_weights
 from fairseq_lrpe.ops.autograd import KeepLayout, apply, is_exporting, recompute
+from fairseq_lrpe.ops.decay import is_constant
 
 _CAUSAL_BLOCK_SIZE = 128
 """Approximate number of queries per block in causal attention whose scores are modified by the encoding."""
@@ -62,16 +65,16 @@ class SoftmaxAttention(SelfAttention):
     ):
         super().__init__(embed_dim, num_heads, encoding, causal=causal, **options)
         self.dropout = dropout
-        self._use_blocks = self.encoding.modifies_scores or self.encoding.needs_weights
+        self._use_blocks = modifies_scores(self.encoding) or needs_weights(self.encoding)
 
     window = 0
     """Number of keys to which a query attends, including its own; 0 means no limit."""
 
     def attend(self, q, k, v, context, past, return_state):
         q, k = self.encoding(q, k, context)
-        v = self.encoding.encode_values(v, context).to(q.dtype)
+        v = encode_values(self.encoding, v, context).to(q.dtype)
         decay = self.encoding.log_decay(context)
-        varies = decay is not None and decay.dim() > 2
+        varies = decay is not None and not is_constant(decay)
         if past is not None:
             _check_past(past, q, context.k_offset)
             order, past_mask = past["order"], past["key_padding_mask"]
@@ -104,19 +107,19 @@ class SoftmaxAttention(SelfAttention):
             block_context = context.block(start, block.size(2), num_keys)
             outputs.append(attend_block(block, k[:, :, :num_keys], v[:, :, :num_keys], block_context))
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1] or [v[:, :, :0]], dim=2)
-        state["k"] = self.encoding.cached_keys(k, context) if return_state else k
+        state["k"] = cached_keys(self.encoding, k, context) if return_state else k
         return o, {**state, "key_padding_mask": context.key_padding_mask}
 
     def _attend_block(self, q, k, v, context):
         """Returns the output for a block of queries; keys start at position 0."""
         encoding, dropout = self.encoding, self.dropout if self.training else 0.0
-        scores = encoding.scores(q, k, context)
+        scores = block_scores(encoding, q, k, context)
         bias = encoding.bias(q, k, context) if scores is None else scores
         mask = self._mask_arguments(bias, q, k, context)
         padded = context.key_padding_mask is not None
         # On a CPU, scaled_dot_product_attention is slow for the single query of a decoding step.
         fused = (q.size(2) > 1 or q.is_cuda) and (_HAS_SAFE_SOFTMAX or not padded)
-        if scores is None and not encoding.needs_weights and fused:
+        if scores is None and not needs_weights(encoding) and fused:
             width, training = v.size(-1), torch.is_grad_enabled()
             # torch's flash kernel for CPUs does not support dropout.
             if q.size(-1) > width and not (
@@ -127,17 +130,17 @@ class SoftmaxAttention(SelfAttention):
             # On an H200 (torch 2.11), torch's attention had wrong gradients for RoPER in bfloat16, the only
             # encoding whose gradient of o has another memory layout than o.
             o = apply(KeepLayout, o) if q.is_cuda else o
-            return encoding.decode_output(o[..., :width], context)
+            return decode_output(encoding, o[..., :width], context)
         masked = mask.get("attn_mask")
         if scores is None:
             masked = _masked_scores(encoding.scale * q, k, masked)
-        if encoding.log_weights:
+        if log_weights(encoding):
             weights = masked.exp()
         else:
             weights = _masked_softmax(masked) if padded else torch.softmax(masked, dim=-1)
         weights = F.dropout(weights, dropout)
-        o, weights = _matmul(weights, v), weights if encoding.needs_weights else None
-        return encoding.decode_output(o, context, weights)
+        o = _matmul(weights, v)
+        return decode_output(encoding, o, context, weights if needs_weights(encoding) else None)
 
     def _mask_arguments(self, bias, q, k, context):
         """Returns bias and masks as torch's keyword argument, ``is_causal`` or ``attn_mask``."""
@@ -147,7 +150,7 @@ class SoftmaxAttention(SelfAttention):
         causal = self.causal if queries > 1 else False
         windowed = 0 < self.window < keys
         plain = bias is None and key_padding_mask is None and not windowed and (offset == 0 or not causal)
-        if plain and not self.encoding.needs_weights:  # which needs the mask itself
+        if plain and not needs_weights(self.encoding):  # which needs the mask itself
             return {"is_causal": causal}
         masked = torch.zeros(1, 1, 1, keys, dtype=torch.bool, device=q.device)
         if key_padding_mask is not None:

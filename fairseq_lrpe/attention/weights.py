@@ -6,6 +6,7 @@ from torch import Tensor
 from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.encodings import START, Context, softmax_scores
+from fairseq_lrpe.encodings.scores import log_weights
 from fairseq_lrpe.ops import linear_attention
 
 
@@ -27,8 +28,6 @@ def attention_weights(attention: SelfAttention, q: Tensor, k: Tensor, context: C
     """
     encoding = attention.encoding
     if isinstance(attention, LinearAttention):
-        if attention.feature_map is torch.exp:  # factors of a query, or of all keys, cancel in the division
-            q, k = q - q.amax(-1, keepdim=True), k - k.amax((-2, -1), keepdim=True)
         q, k = attention.feature_map(q), attention.feature_map(k)
         values = torch.eye(q.size(-2), dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
         options = {"log_decay": attention.log_decay(context, q), "normalize": False, "backend": "reference"}
@@ -40,7 +39,7 @@ def attention_weights(attention: SelfAttention, q: Tensor, k: Tensor, context: C
     scores = softmax_scores(encoding, *encoding(q, k, context), context)
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     scores = scores.masked_fill(later, float("-inf"))
-    return scores.exp() if encoding.log_weights else scores.softmax(-1)
+    return scores.exp() if log_weights(encoding) else scores.softmax(-1)
 
 
 def relative_weights(weights: Tensor) -> Tensor:

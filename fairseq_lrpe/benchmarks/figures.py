@@ -16,8 +16,10 @@ from rich.progress import track
 
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.encodings import ENCODINGS, Context, softmax_scores
+from fairseq_lrpe.encodings import Context, softmax_scores
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
+from fairseq_lrpe.encodings.scores import log_weights
+from fairseq_lrpe.encodings.transformations import random_features
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.experiments.reporting.encoding_kinds import RELATIVE, encoding_kind
 from fairseq_lrpe.experiments.reporting.plots import grid
@@ -150,7 +152,7 @@ def scores_by_distance(method: Method, reach: int = 256) -> torch.Tensor:
     parameters of the method's encoding. Query and keys are the same random positive unit vector.
     """
     encoding, x = _initial(method, "softmax", reach)
-    context = Context(reach, 0, features=_features(encoding, reach))
+    context = Context(reach, 0, features=random_features(encoding, 1, reach + 1))
     q, k = encoding(x[:, :, :1], x, context)
     return softmax_scores(encoding, q, k, context)[0, :, 0].flip(-1)
 
@@ -164,22 +166,15 @@ def weights_by_distance(method: Method, attention: str, reach: int = 256) -> tor
     """
     if attention == "softmax":
         scores = scores_by_distance(method, reach)
-        log_weights = ENCODINGS[method.encoding].log_weights
-        return (scores.exp() if log_weights else scores.softmax(-1)) * (reach + 1)
+        encoding, _ = _initial(method, "softmax", reach)
+        return (scores.exp() if log_weights(encoding) else scores.softmax(-1)) * (reach + 1)
     encoding, x = _initial(method, "linear", reach)
     x = FEATURE_MAPS[method.flags.get("feature_map", "elu")](x)
     identity = torch.eye(reach + 1).expand(1, HEADS, -1, -1)  # of these values, the outputs are the weights
-    context = Context(features=_features(encoding, reach))
+    context = Context(features=random_features(encoding, 1, reach + 1))
     options = {"causal": True, "log_decay": encoding.log_decay(context), "normalize": False}
     weights = linear_attention(*encoding(x, x, context), identity, **options)[0, :, -1].flip(-1)
     return weights / x[0, 0, 0].square().sum()
-
-
-def _features(encoding, reach):
-    """Returns the encoding's features of random inputs, or None if it does not use the inputs."""
-    if encoding.left_context is None:
-        return None
-    return encoding.input_features(torch.randn(1, encoding.left_context + reach + 1, HEADS * HEAD_DIM))
 
 
 def _initial(method, attention, reach):

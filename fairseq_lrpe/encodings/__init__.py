@@ -5,17 +5,16 @@ import pkgutil
 
 from fairseq_lrpe.encodings.base import (
     ENCODINGS,
-    START,
-    Context,
     Encoding,
-    TableEncoding,
     build_encoding,
     check_choice,
     encoding_options,
-    prepare_scores,
     register_encoding,
-    softmax_scores,
 )
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.mixins import InputsMixin, ScoresMixin, ShiftMixin, ValuesMixin
+from fairseq_lrpe.encodings.scores import prepare_scores, softmax_scores
+from fairseq_lrpe.encodings.table import TableEncoding
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -25,7 +24,11 @@ __all__ = [
     "START",
     "Context",
     "Encoding",
+    "InputsMixin",
+    "ScoresMixin",
+    "ShiftMixin",
     "TableEncoding",
+    "ValuesMixin",
     "build_encoding",
     "check_choice",
     "encoding_options",

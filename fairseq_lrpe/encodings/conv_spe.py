@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.spe import GatedSPE
 from fairseq_lrpe.ops.constants import Constants, normal_noise
 from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions

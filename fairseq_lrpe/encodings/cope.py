@@ -7,13 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import Context
+from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.autograd import apply, needs_plain_backward, plain_gradients
 from fairseq_lrpe.ops.precision import at_least_float32
 
 
 @register_encoding("cope", positions="number of CoPE's position embeddings, at least 2")
-class CoPE(Encoding):
+class CoPE(ScoresMixin, Encoding):
     """Measures the distance from key j to query i by a sum of gates, one per key (Golovneva et al. 2024).
 
     With s_ij = q_i·k_j / √d, the gates are g_ij = σ(s_ij), and the position is p_ij = Σ_{t=j..i} g_it,

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import TableEncoding, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.table import TableEncoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, complex_features
 

@@ -5,9 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.alibi import ALiBi
-from fairseq_lrpe.encodings.base import Context, check_choice, register_encoding
+from fairseq_lrpe.encodings.base import check_choice, register_encoding
+from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.distance_bias import DistanceBias
 from fairseq_lrpe.encodings.kerple import KERPLE
+from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.autograd import is_exporting, recompute
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 
@@ -22,7 +24,7 @@ _MAX_HIDDEN_ELEMENTS = 2**20
     bias=f"bias that DAPE adapts: {' or '.join(BIASES)}",
     width="number of hidden units of DAPE's perceptron",
 )
-class DAPE(DistanceBias):
+class DAPE(ScoresMixin, DistanceBias):
     """Adds b_h + f_h(s, b) to the scaled scores s_h = q·k / √d, with a bias b (Zheng et al. 2024, Eq. 3).
 
     b is the logarithmic bias of KERPLE, with its learned parameters in ``prior``, or −2^(−8h/H) |i−j|, that

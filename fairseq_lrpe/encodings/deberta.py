@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import Context
+from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.layers import embedding_rows
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_shift
@@ -17,7 +19,7 @@ def relative_index(distance: Tensor, k: int, sign: int) -> Tensor:
 
 
 @register_encoding("deberta", k="DeBERTa's maximum distance, which is half the number of its embeddings")
-class DeBERTa(Encoding):
+class DeBERTa(ScoresMixin, Encoding):
     """Adds content-to-position and position-to-content scores (He et al. 2021; LRPE TMLR Eq. 31).
 
     Scores become (q_i·k_j + q_i·k^r_{g(i−j)} + k_j·q^r_{g(j−i)}) / √(3d). k^r and q^r are two projections of

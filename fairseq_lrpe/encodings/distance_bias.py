@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import Context, Encoding
+from fairseq_lrpe.encodings.base import Encoding
+from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 

@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import Context
+from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.autograd import is_exporting, recompute
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import sum_dtype
@@ -24,7 +26,7 @@ _MAX_HIDDEN_ELEMENTS = 2**20
     threshold="initial value of FIRE's threshold, the position up to which all queries have the same "
     "normalizer; 0 means a quarter of the model's maximum length",
 )
-class FIRE(Encoding):
+class FIRE(ScoresMixin, Encoding):
     """Adds f(ψ(|i−j|) / ψ(max(T, i))), ψ(x) = log(c x + 1), to the scaled scores (Li et al. 2024, Sec. 3).
 
     f is a perceptron 1 → ``width`` → H with ReLU. Its output layer has no bias, which would shift all scores

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import TableEncoding, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.table import TableEncoding
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, coordinates

@@ -1,15 +1,16 @@
 """Forget gates: decays that depend on the input (FoX)."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.mixins import InputsMixin
 from fairseq_lrpe.encodings.rope import RoPE
 from fairseq_lrpe.ops.precision import at_least_float32
 
 
-class ForgetGate(Encoding):
+class ForgetGate(InputsMixin, Encoding):
     """Base class of encodings with a forget gate, whose logarithm is the last of the input features.
 
     The gate of head h at position t is f_t = σ(w_h·x_t + b_h), where x is the layer's input. As in the
@@ -17,23 +18,17 @@ class ForgetGate(Encoding):
     and their sums are computed in float32 or float64.
     """
 
-    left_context = 0
-
     def __init__(self, *, no_bias: bool = False, **shared):
         super().__init__(**shared)
         self.gate = nn.Linear(self.num_heads * self.head_dim, self.num_heads, bias=not no_bias)
         nn.init.normal_(self.gate.weight, std=0.02)
         if not no_bias:
             nn.init.zeros_(self.gate.bias)
-        self._has_other_features = super().left_context is not None
 
     def input_features(self, x: Tensor) -> Tensor:
-        """Returns the features of the other base class, if it has any, and log f, (B, H, n, F + 1)."""
+        """Returns log f (B, H, n, 1); a subclass with other features puts them before it."""
         log_gates = F.logsigmoid(at_least_float32(self.gate(x[:, self.left_context :])))
-        log_gates = log_gates.transpose(1, 2)[..., None]
-        if self._has_other_features:
-            return torch.cat([super().input_features(x), log_gates], dim=-1)
-        return log_gates
+        return log_gates.transpose(1, 2)[..., None]
 
     def log_decay(self, context: Context = START) -> Tensor | None:
         return context.input_features()[..., -1]

@@ -3,7 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.mixins import InputsMixin
 from fairseq_lrpe.ops.precision import at_least_float32
 
 RANK, TEMPERATURE = 16, 16
@@ -11,7 +13,7 @@ RANK, TEMPERATURE = 16, 16
 
 
 @register_encoding("gla")
-class GLA(Encoding):
+class GLA(InputsMixin, Encoding):
     """Decays each feature by a gate that depends on the input (Yang et al. 2024, Section 4.4).
 
     The gates of position t are α_t = σ(W₂ W₁ x_t + b)^(1/16), where x is the layer's input and W₁ has rank
@@ -21,8 +23,6 @@ class GLA(Encoding):
 
     Gates take O(L E) time. Softmax attention takes O(L² d) time and cannot use torch's fused kernels.
     """
-
-    left_context = 0
 
     def __init__(self, **shared):
         super().__init__(**shared)

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import Context
+from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
@@ -22,7 +24,7 @@ def clipped_index(distance: Tensor, k: int, signed: bool) -> Tensor:
     method="method of Huang's encoding: a scalar of the absolute (1) or signed (2) distance multiplies the "
     "scores, or a vector of the distance multiplies the features (3) or is added to queries and keys (4)",
 )
-class Huang(Encoding):
+class Huang(ScoresMixin, Encoding):
     """Combines queries and keys with a learned scalar or vector of their distance (Huang et al. 2020).
 
     The scaled scores of the paper's methods 1 to 4 are, with the learned a and x = clip(i−j, k):

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.lrpe import LRPE
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options

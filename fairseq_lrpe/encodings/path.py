@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.mixins import InputsMixin, ScoresMixin
 from fairseq_lrpe.ops.normalization import unit_vectors
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 from fairseq_lrpe.ops.reflections import ReflectedKeys
@@ -16,7 +18,7 @@ RANK, KERNEL_SIZE = 32, 3
 
 
 @register_encoding("path")
-class PaTH(Encoding):
+class PaTH(ScoresMixin, InputsMixin, Encoding):
     """Multiplies keys by a Householder-like matrix of each later position up to the query (Yang et al. 2025).
 
     The score is q_iᵀ H_i H_{i−1} ··· H_{j+1} k_j / √d, with H_s = I − β_s w_s w_sᵀ for each head. Given the

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.context import Context
+from fairseq_lrpe.encodings.decay_scores import decay_bias, prepare_decay
 from fairseq_lrpe.encodings.fox import ForgetGate
 from fairseq_lrpe.encodings.path import PaTH
 
@@ -19,14 +22,19 @@ class PaTHFoX(ForgetGate, PaTH):
     def __init__(self, **shared):
         super().__init__(**shared)
 
+    def input_features(self, x: Tensor) -> Tensor:
+        """Returns √β_s w_s and log f (B, H, n, d + 1)."""
+        reflections = PaTH.input_features(self, x)
+        return torch.cat([reflections, ForgetGate.input_features(self, x)], dim=-1)
+
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         reflections = context._replace(features=context.input_features()[..., :-1])
-        return PaTH.prepare(self, q, k, reflections), Encoding.prepare(self, q, k, context)
+        return PaTH.prepare(self, q, k, reflections), prepare_decay(q, k, context)
 
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         reflected, gates = context.prepared
         scores = PaTH.scores(self, q, k, context._replace(prepared=reflected))
-        return scores + Encoding.bias(self, q, k, context._replace(prepared=gates))
+        return scores + decay_bias(q, k, context._replace(prepared=gates))
 
     def cached_keys(self, k: Tensor, context: Context) -> Tensor:
         return PaTH.cached_keys(self, k, context._replace(prepared=context.prepared[0]))

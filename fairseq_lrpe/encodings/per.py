@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import START, Context, TableEncoding, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.table import TableEncoding
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.permutation import PermutationBuffer, permutation_powers, permute_features
@@ -32,10 +34,6 @@ class PER(PermutationBuffer, TableEncoding):
         if not self.causal:
             return None
         return constant(_log_decays, self.num_heads, **float64_options(context.device))
-
-    @property
-    def modifies_scores(self) -> bool:
-        return self.causal
 
     def encode(self, x: Tensor, table: Tensor) -> Tensor:
         return permute_features(x, table)

@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import START, Context, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.mixins import ValuesMixin
 from fairseq_lrpe.encodings.rope import RoPE
 
 
 @register_encoding("rope_values")
-class RoPEValues(RoPE):
+class RoPEValues(ValuesMixin, RoPE):
     """RoPE that also rotates v at position s by +s (Su 2021, survey of position encodings, after Eq. 17).
 
     The output is o_i = Σ_j a_ij RoPE(v_j, j). Scores are relative, as with RoPE, but the output also depends

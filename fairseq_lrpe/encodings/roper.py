@@ -2,12 +2,14 @@
 
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import START, Context, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.mixins import ValuesMixin
 from fairseq_lrpe.encodings.rope import RoPE
 
 
 @register_encoding("roper")
-class RoPER(RoPE):
+class RoPER(ValuesMixin, RoPE):
     """RoPE that also rotates v at position s by +s, and the output by −s (Harik and Jayasiri 2022).
 
     The output is o_i = Σ_j a_ij RoPE(v_j, j−i), so that values encode their distance to the query. The

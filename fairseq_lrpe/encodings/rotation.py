@@ -2,7 +2,9 @@
 
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import ENCODINGS, START, Context, Encoding, TableEncoding
+from fairseq_lrpe.encodings.base import ENCODINGS, Encoding
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.table import TableEncoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 from fairseq_lrpe.ops.rotation import rotate_pairs

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.fox import ForgetGate
+from fairseq_lrpe.encodings.mixins import InputsMixin
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.ops.normalization import unit_vectors
@@ -18,7 +20,7 @@ _GATE_HELP = "multiply selective RoPE's angles by a gate of each head"
 
 
 @register_encoding("selective_rope", gate=_GATE_HELP)
-class SelectiveRoPE(Encoding):
+class SelectiveRoPE(InputsMixin, Encoding):
     """Rotates feature pairs by sums of angles that depend on the input (Movahedi et al. 2025).
 
     The pair (y_2m, y_2m+1) of q and k at position t is rotated by τ_m Σ_{s≤t} φ_sm, where τ_m is
@@ -79,3 +81,8 @@ class SelectiveRoPEFoX(ForgetGate, SelectiveRoPE):
 
     def __init__(self, *, gate: bool = False, no_bias: bool = False, **shared):
         super().__init__(gate=gate, no_bias=no_bias, **shared)
+
+    def input_features(self, x: Tensor) -> Tensor:
+        """Returns φ and log f (B, H, n, d/2 + 1)."""
+        angles = SelectiveRoPE.input_features(self, x)
+        return torch.cat([angles, ForgetGate.input_features(self, x)], dim=-1)

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.mixins import ValuesMixin
 from fairseq_lrpe.ops.layers import embedding_rows
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
@@ -27,7 +29,7 @@ def level(distance: Tensor, k: int, k_after: int, width: int, rounding: str) -> 
     values="add relative position representations to the values, too, in Shaw's encoding",
     per_head="use separate vectors for each head in Shaw's encoding",
 )
-class Shaw(Encoding):
+class Shaw(ValuesMixin, Encoding):
     """Adds q_i·w_{clip(i−j, k)} / √d to the scaled scores (Shaw et al. 2018; LFHC paper Eqs. 4-5).
 
     With ``values``, Σ_j a_ij w'_{clip(i−j, k)} is added to the output (Su 2021, Eq. 5). ``w_k.weight`` and

@@ -3,14 +3,17 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.mixins import ShiftMixin
+from fairseq_lrpe.encodings.table import position_tables
 from fairseq_lrpe.ops.constants import constant, normal_noise
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.rotation import complex_dtype, phases
 
 
-class GatedSPE(Encoding):
+class GatedSPE(ShiftMixin, Encoding):
     """Base class of gated stochastic positional encodings (Liutkus et al. 2021, Sec. 3.2).
 
     Features are multiplied by noise, of which a part is constant over positions. The other part depends on

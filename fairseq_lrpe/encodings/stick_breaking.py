@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import Context
+from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.precision import at_least_float32
 
 _EXCLUDED = -1e4
@@ -12,7 +14,7 @@ _EXCLUDED = -1e4
 
 
 @register_encoding("stick_breaking")
-class StickBreaking(Encoding):
+class StickBreaking(ScoresMixin, Encoding):
     """Weights key j by σ(z_ij) Π_{j<l<i} (1 − σ(z_il)), with z_ij = q_i·k_j / √d (Tan et al. 2025).
 
     There is no softmax: key j receives the fraction σ(z_ij) of the weight that the keys between it and the

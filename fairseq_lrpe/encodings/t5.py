@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 

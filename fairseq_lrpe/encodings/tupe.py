@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import Context
+from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.encodings.t5 import relative_bucket
 from fairseq_lrpe.ops.layers import embedding_rows, is_unchanged
 from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
@@ -21,7 +23,7 @@ BUCKETS, MAX_DISTANCE = 32, 128
     cls="give the first token separate position scores in TUPE, if attention is not causal",
     relative_bias="add T5's relative bias to TUPE's scores (TUPE-R instead of TUPE-A)",
 )
-class TUPE(Encoding):
+class TUPE(ScoresMixin, Encoding):
     """Adds scores between absolute positions to the scores between tokens (Ke et al. 2021, Sec. 3).
 
     Scaled scores become (x_i W_Q · x_j W_K + p_i U_Q · p_j U_K) / √(2d). p is a learned table of

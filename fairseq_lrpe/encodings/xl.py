@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_shift
 
@@ -18,7 +20,7 @@ def sinusoids(distance: Tensor, width: int) -> Tensor:
 
 
 @register_encoding("xl")
-class XL(Encoding):
+class XL(ScoresMixin, Encoding):
     """Adds (q_i·W_r R_{i−j} + u·k_j + v·W_r R_{i−j}) / √d to the scaled scores (LFHC paper Eqs. 6-8).
 
     R is sinusoidal, with interleaved sines and cosines, of the model's width E = H·d. W_r (E, E) maps it to d

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_map_only
 
 from fairseq_lrpe.attention import AttentionState, LinearAttention, SelfAttention, SoftmaxAttention
 from fairseq_lrpe.config import recomputes_activations
-from fairseq_lrpe.encodings import ENCODINGS, START
+from fairseq_lrpe.encodings import ENCODINGS, START, InputsMixin
+from fairseq_lrpe.encodings.transformations import encode_values, shift_keys, shift_values
 from fairseq_lrpe.tasks.memory_lm import Segment
 from fairseq_lrpe.utils.errors import UserError
 
@@ -147,11 +148,11 @@ def check_state(attention: SelfAttention) -> None:
         raise UserError("--memory state requires linear attention: pass --memory hidden")
     encoding, context = attention.encoding, START
     zeros = torch.zeros(1, encoding.num_heads, 1, encoding.head_dim)
-    if encoding.left_context is not None:
+    if isinstance(encoding, InputsMixin):
         inputs = torch.zeros(1, encoding.left_context + 1, attention.embed_dim)
         context = START._replace(features=encoding.input_features(inputs))
     try:
-        encoding.shift_keys(encoding(zeros, zeros, context)[1], 1)
-        encoding.shift_values(encoding.encode_values(zeros), 1)
+        shift_keys(encoding, encoding(zeros, zeros, context)[1], 1)
+        shift_values(encoding, encode_values(encoding, zeros), 1)
     except ValueError as error:
         raise UserError(f"{error}: pass --memory hidden") from None

@@ -26,12 +26,22 @@ of two sums after the same strong decay are accurate in float32.
 """
 
 
+def is_constant(log_decay: Tensor) -> bool:
+    """Returns whether a decay, (H,), (H, d) or (1, d), depends on the distance only."""
+    return log_decay.dim() < 3
+
+
+def is_of_features(log_decay: Tensor) -> bool:
+    """Returns whether features decay, (H, d), (1, d) or (B, H, L, d), rather than scores."""
+    return log_decay.dim() in (2, 4)
+
+
 def finite_log_decay(log_decay: Tensor) -> Tensor:
     """Returns ``log_decay`` in at least float32, with a large negative minimum instead of -inf (decay 0).
 
     At distance 0 the weight is 1 even for the decay 0, but -inf * 0 is NaN.
     """
-    minimum = MIN_LOG_GATE if log_decay.dim() > 2 else MIN_LOG_DECAY
+    minimum = MIN_LOG_DECAY if is_constant(log_decay) else MIN_LOG_GATE
     # In a backward pass, one operation instead of the three of `clamp`.
     return F.threshold(at_least_float32(log_decay), minimum, minimum)
 
@@ -43,7 +53,7 @@ def prepared_log_decay(log_decay: Tensor | None, device: torch.device, dtype: to
 
 def _prepare(log_decay, device, dtype):
     finite = finite_log_decay(log_decay.to(device, dtype))
-    return finite[..., None] if finite.dim() in (1, 3) else finite
+    return finite if is_of_features(finite) else finite[..., None]
 
 
 def decay_of_keys(log_decay: Tensor, positions: Tensor, padding: Tensor | None = None) -> Tensor:
@@ -61,7 +71,7 @@ def decay_of_keys(log_decay: Tensor, positions: Tensor, padding: Tensor | None =
     if padding is not None:
         p = p.masked_fill(padding.to(p.device), -1).cummax(-1).values
     gaps = p.diff(dim=-1, prepend=p[:, :1])[:, None]
-    gaps = gaps if log_decay.dim() == 1 else gaps[..., None]
+    gaps = gaps[..., None] if is_of_features(log_decay) else gaps
     return finite_log_decay(log_decay.to(gaps))[:, None] * gaps
 
 

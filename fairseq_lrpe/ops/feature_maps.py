@@ -39,7 +39,6 @@ def _elu(x):
 FEATURE_MAPS = {
     "elu": _elu,  # Katharopoulos et al. 2020, Eq. 7
     "relu": F.relu,  # cosFormer, Qin et al. 2022
-    "exp": torch.exp,
     "softplus": F.softplus,
     "sigmoid": torch.sigmoid,
 }

@@ -45,7 +45,7 @@ def shard_function():
 @pytest.mark.parametrize("attention, name, options", [
     (LinearAttention, "none", {}),
     (LinearAttention, "rope", {"linear_norm": "content"}),
-    (LinearAttention, "fox", {"feature_map": "exp"}),
+    (LinearAttention, "fox", {"feature_map": "softplus"}),
     (LinearAttention, "selective_rope_fox", {"linear_norm": "layernorm"}),
     (SoftmaxAttention, "path_fox", {}),
 ])  # fmt: skip

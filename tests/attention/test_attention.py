@@ -15,6 +15,7 @@ from fairseq_lrpe.attention.fairseq_adapter import (
 )
 from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.encodings import build_encoding, softmax_scores
+from fairseq_lrpe.encodings.transformations import decode_output, encode_values
 from fairseq_lrpe.ops import FEATURE_MAPS
 
 H, D, B, L = 2, 4, 3, 7
@@ -62,7 +63,7 @@ KINDS = [  # attention, encoding, causal, options
     linear("type2", False, "content", "softplus"),
     linear("type7", True, "content", "sigmoid"),
     linear("type7", False, "layernorm"),
-    linear("rope", True, "content", "exp"),
+    linear("rope", True, "content"),
     linear("alibi", True, "denominator"),
     linear("lrpe_decay", True, "layernorm"),
     linear("alibi", True, "content"),
@@ -88,12 +89,12 @@ def definition(module, x, padding=None, linear_norm=None, feature_map="elu"):
         decay = 1 if decay is None else torch.exp(decay[:, None, None] * distance)
         plain, (q, k) = decay * (q @ k.mT), encoding(q, k)
         weights = (decay * (q @ k.mT)).masked_fill(hidden, 0.0)
-    o = weights @ encoding.encode_values(v)
+    o = weights @ encode_values(encoding, v)
     if linear_norm in (None, "denominator"):
         o = o / weights.sum(-1, keepdim=True).clamp(min=1e-6 if linear_norm else 0)
     elif linear_norm == "content":
         o = o / plain.masked_fill(hidden, 0.0).sum(-1, keepdim=True).clamp(min=1e-6)
-    rows = encoding.decode_output(o).permute(2, 0, 1, 3).flatten(2)
+    rows = decode_output(encoding, o).permute(2, 0, 1, 3).flatten(2)
     if linear_norm == "layernorm":
         rows = rows - rows.mean(-1, keepdim=True)
         rows = rows / torch.sqrt((rows**2).mean(-1, keepdim=True) + 1e-5)
@@ -120,14 +121,14 @@ def test_outputs_and_gradients_match_definition(attention, name, causal, kwargs,
 
 @pytest.mark.parametrize("norm", ["denominator", "content"])
 def test_denominators_are_clamped_at_1e_6(norm):
-    module = build("linear", "type7", linear_norm=norm, feature_map="exp")
+    module = build("linear", "type7", linear_norm=norm)
     with torch.no_grad():
         module.q_proj.bias[:D] = -8
         module.q_proj.bias[D:] = -20
     x = torch.randn(L, B, E, dtype=torch.float64)
     features = module.feature_map(module.q_proj(x).unflatten(-1, (H, D))).sum(-1)
     assert (features[..., 0] > 1e-5).all() and (features[..., 1] < 1e-6).all()
-    assert_same(module(x)[0], definition(module, x, linear_norm=norm, feature_map="exp"))
+    assert_same(module(x)[0], definition(module, x, linear_norm=norm))
 
 
 @pytest.mark.parametrize("attention", ATTENTION)

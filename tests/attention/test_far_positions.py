@@ -5,7 +5,7 @@ import torch
 from support.tensor_sizes import TensorSizes
 
 from fairseq_lrpe.attention import LinearAttention, apply_encoding, attention_bias
-from fairseq_lrpe.encodings import ENCODINGS, Context, Encoding, build_encoding
+from fairseq_lrpe.encodings import ENCODINGS, Context, Encoding, InputsMixin, build_encoding
 from fairseq_lrpe.ops import constants, rotation
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rotation import cached_phases, phases, rotary_frequencies
@@ -21,7 +21,7 @@ ENCODES_ONLY_Q_AND_K = [
     (name, options)
     for name, options in CASES
     if ENCODINGS[name].forward is not Encoding.forward and name not in ("roper", "rope_values")
-    if ENCODINGS[name].left_context is None
+    if not issubclass(ENCODINGS[name], InputsMixin)
 ]
 
 

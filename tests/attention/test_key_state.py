@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import LinearAttention
-from fairseq_lrpe.attention.linear import KeyState
+from fairseq_lrpe.attention.key_state import KeyState
 from fairseq_lrpe.ops.linear_attention import LinearState
 
 B, E, H = 3, 16, 2

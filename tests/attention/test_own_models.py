@@ -178,7 +178,6 @@ def rope_attention():
     return SoftmaxAttention(E, H, small())
 
 
-EXP_LAYERNORM = {"linear_norm": "layernorm", "feature_map": "exp"}
 Q, X, THREE = torch.zeros(B, H, 3, D), torch.zeros(B, 3, E), torch.arange(3)
 WRONG = [  # (call, part of the message)
     (lambda: apply_encoding(small(), Q, Q, THREE - 1), "must not be negative"),
@@ -218,7 +217,6 @@ WRONG = [  # (call, part of the message)
         for keys in (X[:, :2], X[:1])
     ),
     (lambda: small("per")(Q, Q, -1), "must not be negative"),
-    (lambda: LinearAttention(E, H, small(), **EXP_LAYERNORM), "denominator or content"),
 ]
 
 
@@ -232,7 +230,7 @@ def test_wrong_calls(call, message):
 def test_states_of_the_wrong_shape():
     x = randn(B, L, E)
     for attention, name, options in (
-        (LinearAttention, "rope", {"feature_map": "exp"}),
+        (LinearAttention, "rope", {"linear_norm": "content"}),
         (LinearAttention, "fox", {}),
         (LinearAttention, "rope", {}),
         (SoftmaxAttention, "fox", {}),
@@ -460,49 +458,3 @@ def test_softmax_attention_with_a_decay_of_zero(decay):
     assert_same(module(x), expected)
     gradients = torch.autograd.grad(module(x).square().sum(), [x, log_decay])
     assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-@pytest.mark.parametrize("size, norm, name, causal", [
-    (1, "denominator", "none", False),
-    (1e4, "content", "none", False),
-    (1e4, "denominator", "none", True),
-    (1, "denominator", "alibi", True),
-    (1e4, "content", "alibi", True),
-])  # fmt: skip
-def test_exp_of_any_size(size, norm, name, causal):
-    """exp makes linear attention a softmax of log Σ_t exp(q_it + k_jt + log_decay (i − j))."""
-    module = build(LinearAttention, name, causal, linear_norm=norm, feature_map="exp")
-    for projection in (module.q_proj, module.k_proj):
-        projection.weight.data *= size
-    x, padding = randn(B, L, E).requires_grad_(), randn(B, L, seed=1) > 0.5
-    padding[:, 0] = False
-    q, k, v = heads(module, x)
-    i = torch.arange(L)
-    distance = i[:, None] - i
-    scores = (q.unsqueeze(3) + k.unsqueeze(2)).logsumexp(-1)
-    if name == "alibi":
-        scores = scores + module.encoding.log_decay()[:, None, None] * distance
-    hidden = padding[:, None, None] | (distance < 0) if causal else padding[:, None, None]
-    expected = module.out_proj(module.merge_heads(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v))
-    actual = module(x, key_padding_mask=padding)
-    results = [(y, torch.autograd.grad(y.square().sum(), x)[0]) for y in (actual, expected)]
-    assert_same(*results)
-    if causal:
-        assert_same(in_parts(module, x, [1, 5, L - 6], padding)[0], actual)
-        assert_same(module(x[:, 5:], memory=x[:, :5], key_padding_mask=padding), actual[:, 5:])
-
-
-@pytest.mark.parametrize("name", [name for name, cls in ENCODINGS.items() if cls.decomposable])
-def test_exp_with_every_encoding(name):
-    options = {"linear_norm": "content" if name in ("rope", "lrpe", "xpos") else "denominator"}
-    module, x = build(LinearAttention, name, feature_map="exp", **options), randn(B, L, E)
-    expected = build(LinearAttention, name, **options)
-    expected.load_state_dict(module.state_dict())
-    expected.feature_map = torch.exp
-    scale = expected(x).abs().max()
-    assert_same(module(x) / scale, expected(x) / scale)
-    assert_same(in_parts(module, x, 1)[0] / scale, expected(x) / scale)
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        for projection in (module.q_proj, module.k_proj):
-            projection.weight.data = 1e4 * torch.eye(E)
-        assert module.to(dtype)(x.clamp(-1, 1).to(dtype)).isfinite().all()

@@ -8,14 +8,14 @@ from support.pairwise_scores import D, H
 from support.tensors import assert_same, perturbed, randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, softmax
-from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.encodings import ENCODINGS, InputsMixin
 from fairseq_lrpe.methods import METHODS, Method
 from fairseq_lrpe.ops.position_index import PositionIndex, random_position_index
 from fairseq_lrpe.utils.errors import UserError
 
 E, L, N = H * D, 9, 40
 KINDS = {"linear": LinearAttention, "softmax": SoftmaxAttention}
-INPUT = {name for name, cls in ENCODINGS.items() if cls.left_context is not None}
+INPUT = {name for name, cls in ENCODINGS.items() if issubclass(cls, InputsMixin)}
 INPUT |= {"cope", "stick_breaking"}
 
 MORE = [
@@ -56,9 +56,7 @@ def test_tokens_at_positions_equal_a_padded_sequence(monkeypatch, case):
 
 
 @pytest.mark.parametrize("name", ["alibi", "xpos", "per", "rope"])
-@pytest.mark.parametrize(
-    "options", [{"feature_map": "exp"}, {"linear_norm": "content"}, {"linear_norm": "layernorm"}], ids=str
-)
+@pytest.mark.parametrize("options", [{"linear_norm": "content"}, {"linear_norm": "layernorm"}], ids=str)
 def test_linear_attention_with_other_options(name, options):
     check(build(LinearAttention, name, options))
 

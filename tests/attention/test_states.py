@@ -33,9 +33,8 @@ CASES = [
     if cls.decomposable or attention is SoftmaxAttention
 ]
 CASES += [
-    (LinearAttention, name, options)
+    (LinearAttention, name, {"linear_norm": "content"})
     for name in ("none", "rope", "fox", "gla", "selective_rope_fox")
-    for options in ({"feature_map": "exp"}, {"linear_norm": "content"})
 ]
 
 

@@ -8,7 +8,7 @@ import torch
 from support.launches import Launches
 
 from fairseq_lrpe.benchmarks import train
-from fairseq_lrpe.encodings import base
+from fairseq_lrpe.encodings import table
 from fairseq_lrpe.ops import constants, rotation
 
 CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
@@ -23,7 +23,7 @@ LENGTH = 512
 @pytest.fixture(autouse=True)
 def operations_of_gpus(monkeypatch):
     monkeypatch.setattr(CHUNK_MODULE, "_uses_all_chunks", lambda q: True)
-    monkeypatch.setattr(base, "_starts_kernels", lambda x: True)
+    monkeypatch.setattr(table, "_starts_kernels", lambda x: True)
     for module in (constants, rotation):  # the counter is a dispatch mode
         monkeypatch.setattr(module, "is_tracing", lambda: False)
 

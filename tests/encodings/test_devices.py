@@ -7,8 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
-from fairseq_lrpe.encodings import ENCODINGS, base
-from fairseq_lrpe.encodings.base import TableEncoding
+from fairseq_lrpe.encodings import ENCODINGS, TableEncoding, table
 
 CASES = [(SoftmaxAttention, name) for name in ENCODINGS]
 CASES += [(LinearAttention, name) for name, cls in ENCODINGS.items() if cls.decomposable]
@@ -57,6 +56,6 @@ def test_queries_and_keys_are_encoded_together(name, monkeypatch):
     leaves = [x, *module.parameters()]
     found = []
     for starts_kernels in (False, True):
-        monkeypatch.setattr(base, "_starts_kernels", lambda x, answer=starts_kernels: answer)
+        monkeypatch.setattr(table, "_starts_kernels", lambda x, answer=starts_kernels: answer)
         found.append(with_gradients([module(x)], leaves))
     assert_same(*found)

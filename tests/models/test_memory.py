@@ -10,6 +10,7 @@ from support.tiny_models import ONE_PER_ENCODING, architectures, build_model, ch
 
 from fairseq_lrpe.attention import AttentionState
 from fairseq_lrpe.encodings import ENCODINGS, Context
+from fairseq_lrpe.encodings.transformations import encode_values
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.tasks.memory_lm import MemoryLMConfig, MemoryLMTask, Segment
 
@@ -77,7 +78,7 @@ def test_running_sums_at_distant_positions(arch):
 
     def sums(offset):
         k_sum = encoding(k, k, Context(offset, offset))[1]
-        return k_sum.mT @ encoding.encode_values(v, Context(0, offset)), k_sum.sum(-2)
+        return k_sum.mT @ encode_values(encoding, v, Context(0, offset)), k_sum.sum(-2)
 
     near, moved = sums(0), AttentionState({"sums": sums(far)})
     for _ in range(1000):

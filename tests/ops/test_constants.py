@@ -148,8 +148,6 @@ def modules():
             yield lambda n=name, o=options: LinearAttention(E, H, n, **o | {"causal": True}).eval()
     decay = {"num_heads": H, "head_dim": E // H, "causal": True}
     yield lambda: LinearAttention(E, H, LearnedDecay(**decay))
-    for name in ("none", "retnet", "xpos"):
-        yield lambda n=name: LinearAttention(E, H, n, causal=True, feature_map="exp").eval()
     for name in POSITIONS:
         yield lambda n=name: build_position(n, embed_dim=E, vocab_size=9, max_positions=64).eval()
 

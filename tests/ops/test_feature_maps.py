@@ -10,7 +10,6 @@ from fairseq_lrpe.ops import FEATURE_MAPS
 FORMULAS = {
     "elu": lambda x: x + 1 if x > 0 else math.exp(x),
     "relu": lambda x: max(x, 0.0),
-    "exp": math.exp,
     "softplus": lambda x: math.log1p(math.exp(x)),
     "sigmoid": lambda x: math.exp(x) / (1 + math.exp(x)),
 }

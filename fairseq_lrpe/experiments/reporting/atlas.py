@@ -25,7 +25,8 @@ from fairseq_lrpe.experiments.definition.table import Row, Table, TableSpec, tab
 from fairseq_lrpe.experiments.reporting import blocks, encoding_kinds
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.answers import MEMORY, SPEED, answers, causal_only
-from fairseq_lrpe.experiments.reporting.encoding_kinds import encoding_kind, overrides
+from fairseq_lrpe.experiments.reporting.encoding_effects import effect, features_of_random_inputs
+from fairseq_lrpe.experiments.reporting.encoding_kinds import encoding_kind
 from fairseq_lrpe.experiments.reporting.recorded_results import read_weights, shown_distances
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import format_number
@@ -54,11 +55,6 @@ TOKEN_POSITIONS |= {name: inspect.getdoc(cls) for name, cls in POSITIONS.items()
 """{name of a card of token positions: text}"""
 VOCABULARY = 120  # number of tokens of the corpus of the perplexities, wikitext_mini_chars
 DRAWS = 16  # number of random vectors over which initial weights are averaged
-NORMS = {
-    "denominator": "Divides by the sum of the weights.",
-    "content": "Divides by the sum of the weights of the unencoded q and k, including a decay.",
-    "layernorm": "Applies a LayerNorm instead of dividing by the sum of the weights.",
-}
 
 
 def render(results: Path) -> str:
@@ -228,42 +224,13 @@ def _method_entry(name, modules):
         formula=_as_html(inspect.getdoc(cls)),
         flags=" ".join(map(str, as_flags(flags))),
         parameters=sum(p.numel() for encoding in counted for p in encoding.parameters()),
-        effects=effects | {attention: _effect(layers[0], attention) for attention, layers in modules.items()},
+        effects=effects | {attention: effect(layers[0], attention) for attention, layers in modules.items()},
         attentions=list(modules),
         options=[
             (f"--{option_flag(cls.name, option)}".replace("_", "-"), default, cls.option_help[option])
             for option, default in encoding_options(cls).items()
         ],
     )
-
-
-def _effect(module, attention):
-    encoding, found = module.encoding, []
-    decay = encoding.log_decay(Context(features=_random_features(encoding, 1, module.embed_dim)))
-    if overrides(type(encoding), "forward"):
-        found.append(f"Transforms queries and keys{' after the feature map' * (attention == 'linear')}.")
-    if attention == "softmax" and decay is None and overrides(type(encoding), "bias"):
-        found.append("Adds a term to the scaled scores.")
-    if attention == "softmax" and decay is None and overrides(type(encoding), "scores"):
-        found.append("Replaces the formula of the scores.")
-    if attention == "softmax" and encoding.log_weights:
-        found.append("Replaces the softmax: the scores are logarithms of the weights.")
-    if decay is not None:
-        each = "each feature" if decay.dim() in (2, 4) else "each head"
-        what = "a decay with the distance" if decay.dim() < 3 else "gates of the positions between"
-        if attention == "linear":
-            found.append(f"Multiplies the weights by {what} in {each}.")
-        elif decay.dim() in (2, 4) or overrides(type(encoding), "scores"):
-            found.append(f"Multiplies the products of q and k by {what} in {each}.")
-        else:
-            found.append(f"Adds the logarithm of {what} to the scores of {each}.")
-    if overrides(type(encoding), "encode_values"):
-        also = ", and the output back" if overrides(type(encoding), "decode_output") else ""
-        found.append(f"Transforms the values{also}.")
-    if attention == "softmax" and encoding.needs_weights:
-        found.append("Adds a term to the output that depends on the weights.")
-    found = found or ["Changes nothing in attention."]
-    return " ".join([*found, *([NORMS[module.linear_norm]] if attention == "linear" else [])])
 
 
 def _as_html(docstring):
@@ -282,15 +249,7 @@ def _initial_weights(modules, length):
     encoding, layers = modules[0].encoding, []
     x = torch.randn(DRAWS, encoding.num_heads, 1, encoding.head_dim).expand(-1, -1, length, -1)
     for module in modules:
-        context = Context(features=_random_features(module.encoding, length, module.embed_dim))
+        context = Context(features=features_of_random_inputs(module.encoding, DRAWS, length))
         layers.append(attention_weights(module, x, x, context))
     weights = relative_weights(torch.stack(layers)).tolist()
     return [(distance, weights[distance]) for distance in shown_distances(length)]
-
-
-def _random_features(encoding, length, width):
-    """Returns the encoding's features of random inputs, or None if it does not use the inputs."""
-    if encoding.left_context is None:
-        return None
-    torch.manual_seed(1)
-    return encoding.input_features(torch.randn(DRAWS, encoding.left_context + length, width))

@@ -1,6 +1,7 @@
 """Kinds of encodings by how they represent positions, derived from their classes, for the atlas and plots."""
 
-from fairseq_lrpe.encodings import ENCODINGS, Encoding
+from fairseq_lrpe.encodings import ENCODINGS, InputsMixin
+from fairseq_lrpe.encodings.base import overrides
 from fairseq_lrpe.experiments.definition.table import Row
 from fairseq_lrpe.methods import METHODS
 
@@ -15,7 +16,7 @@ def encoding_kind(method: str) -> str:
         return "none" if "token_positions" in METHODS[method].flags else "absolute"
     if cls.uses_absolute_positions:
         return "absolute and relative"
-    if cls.left_context is not None:
+    if issubclass(cls, InputsMixin):
         return "contextual"
     if overrides(cls, "log_decay"):
         return "decay"
@@ -28,8 +29,3 @@ def row_kind(row: Row) -> str:
     if row.method not in METHODS:  # a published row without a method, or fairseq's model
         return "other"
     return TOKEN_POSITIONS if "train.token_positions" in row.changes else encoding_kind(row.method)
-
-
-def overrides(cls: type[Encoding], name: str) -> bool:
-    """Returns whether an encoding has its own version of a method of ``Encoding``."""
-    return getattr(cls, name) is not getattr(Encoding, name)

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_lrpe.benchmarks import measurement, train
-from fairseq_lrpe.encodings import base
+from fairseq_lrpe.encodings import table
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.estimation import cost
 from fairseq_lrpe.experiments.estimation.corpora import Corpus
@@ -30,7 +30,7 @@ TYPES, BATCH = 1000, 4
 def gpu_path(monkeypatch):
     """Linear attention on the CPU takes the form for GPUs, and constants are cached beside a counter."""
     monkeypatch.setattr(CHUNK_MODULE, "_uses_all_chunks", lambda q: True)
-    monkeypatch.setattr(base, "_starts_kernels", lambda x: True)
+    monkeypatch.setattr(table, "_starts_kernels", lambda x: True)
     monkeypatch.setattr(constants, "is_tracing", lambda: False)  # counters are dispatch modes
     monkeypatch.setattr(rotation, "is_tracing", lambda: False)
 

@@ -6,10 +6,8 @@ import pytest
 import torch
 from support.tensors import assert_same, randn, with_gradients
 
-from fairseq_lrpe.attention import LinearAttention
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.decay import gated_products
-from fairseq_lrpe.ops.linear_attention.exponential import exp_features, scaled_attention
 
 B, H, L, D = 2, 2, 75, 4
 SHAPES = [(H,), (H, 1), (H, D), (1, D), (B, H, L), (B, H, L, D)]
@@ -68,41 +66,3 @@ def test_products_with_positive_log_decays():
         found = gated_products(log_decay)(q, k, 0).tril()
         size = expected.abs().amax((1, 2, 3), keepdim=True)
         assert_same(found / size, expected / size)
-
-
-@pytest.mark.parametrize("shape", [None, *SHAPES], ids=str)
-@pytest.mark.parametrize("scale", [1.0, 300.0])
-def test_feature_map_exp_with_strong_decays(shape, scale):
-    """A decay below e^-100, or 0, is outweighed by keys whose exponents are larger by more than 100."""
-    q, k, v = scale * randn(B, H, L, D), scale * randn(B, H, L, D, seed=1), randn(B, H, L, D, seed=2)
-    log_decay = None if shape is None else -scale * randn(*shape, seed=3).abs()
-    if log_decay is not None and len(shape) > 2:
-        log_decay = log_decay.masked_fill(randn(*shape, seed=4) > 1.5, -1e5)
-    pairs = q[:, :, :, None] + k[:, :, None] + (0 if log_decay is None else exponents(log_decay))
-    later = torch.ones(L, L, dtype=torch.bool).triu(1)
-    expected = pairs.logsumexp(-1).masked_fill(later, -torch.inf).softmax(-1) @ v
-    if log_decay is not None and len(shape) > 2:
-        log_decay = log_decay.masked_fill(log_decay == -1e5, -torch.inf)
-    f = exp_features(q, k, causal=True, per_feature=True, log_decay=log_decay)
-    out, _ = scaled_attention(f.q, f.k, torch.cat([v, torch.ones_like(v[..., :1])], -1), f.levels, True, None)
-    assert_same(out[..., :-1] / out[..., -1:], expected)
-
-
-@pytest.mark.parametrize("name", ["fox", "gla"])
-def test_closed_gates_of_a_module_with_the_feature_map_exp(name):
-    """Keys before a closed gate keep weights if their exponents are larger by more than its logarithm."""
-    module = LinearAttention(4, 1, name, causal=True, feature_map="exp").double()
-    last = module.encoding.gate if name == "fox" else module.encoding.w_out
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.zero_()
-        for projection in (module.v_proj, module.out_proj):
-            projection.weight.copy_(torch.eye(4))
-        module.k_proj.weight.copy_(torch.eye(4) * 700)
-        last.bias.fill_(-300 if name == "fox" else -300 * 16)  # the logarithm of the gate
-    x = torch.zeros(1, 2, 4, dtype=torch.float64)
-    x[0, 0] = torch.tensor(
-        [0.43, 0.44, 0.42, 0.43]
-    )  # exponents of about 300 at the first key, 0 at the second
-    weight = torch.exp(700 * x[0, 0] - 300).sum()
-    assert_same(module(x)[0, 1], weight / (weight + 4) * x[0, 0])

@@ -1,0 +1,49 @@
+"""Base class of encodings that transform q and k by a table with a row for each position."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.encodings.base import Encoding
+from fairseq_lrpe.encodings.context import START, Context
+from fairseq_lrpe.encodings.mixins import ShiftMixin
+from fairseq_lrpe.ops.position_index import PositionIndex
+
+
+def position_tables(build: Callable, q: Tensor, k: Tensor, context: Context) -> tuple:
+    """Returns ``build(q, q_offset)`` and ``build(k, k_offset)``, computed once if the positions are equal."""
+    q_offset, k_offset = context.q_offset, context.k_offset
+    q_table = build(q, q_offset)
+    if isinstance(q_offset, PositionIndex):
+        same = q_offset is k_offset
+    else:
+        same = (q_offset, q.size(-2)) == (k_offset, k.size(-2))
+    return q_table, q_table if same else build(k, k_offset)
+
+
+def _starts_kernels(x):
+    """Returns whether operations on x are kernels of a device, whose start takes longer than a short one."""
+    return x.device.type != "cpu"
+
+
+class TableEncoding(ShiftMixin, Encoding):
+    """Base class of encodings that transform q and k by a table with a row for each position.
+
+    Subclasses implement both methods. If queries and keys have equal positions, they share one table, and on
+    a GPU they are encoded together.
+    """
+
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
+        """Returns the table for the positions of x (B, H, L, d), (..., L, n)."""
+        raise NotImplementedError
+
+    def encode(self, x: Tensor, table: Tensor) -> Tensor:
+        """Returns the encoded x (B, H, L, d), whose last dimension may be larger than d."""
+        raise NotImplementedError
+
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        q_table, k_table = position_tables(self.position_table, q, k, context)
+        if q_table is k_table and q.shape == k.shape and _starts_kernels(q):
+            return self.encode(torch.cat([q, k]), q_table).chunk(2)
+        return self.encode(q, q_table), self.encode(k, k_table)

@@ -1,0 +1,71 @@
+"""Sentences about what an encoding does in attention, derived from its class, for the atlas."""
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.encodings import Context, Encoding, ScoresMixin, ValuesMixin
+from fairseq_lrpe.encodings.base import overrides
+from fairseq_lrpe.encodings.scores import log_weights
+from fairseq_lrpe.encodings.transformations import needs_weights, random_features
+from fairseq_lrpe.ops.decay import is_constant, is_of_features
+
+NORMS = {
+    "denominator": "Divides by the sum of the weights.",
+    "content": "Divides by the sum of the weights of the unencoded q and k, including a decay.",
+    "layernorm": "Applies a LayerNorm instead of dividing by the sum of the weights.",
+}
+
+
+def effect(module: SelfAttention, attention: str) -> str:
+    """Returns sentences about what a module's encoding does in linear or softmax attention."""
+    encoding = module.encoding
+    decay = encoding.log_decay(Context(features=features_of_random_inputs(encoding, 1, 1)))
+    sentences = []
+    if overrides(encoding, "forward"):
+        sentences.append(f"Transforms queries and keys{' after the feature map' * (attention == 'linear')}.")
+    if attention == "softmax":
+        sentences += _effect_on_scores(encoding, decay)
+    if decay is not None:
+        sentences.append(_effect_of_decay(encoding, decay, attention))
+    if isinstance(encoding, ValuesMixin) and not encoding.needs_weights:
+        also = ", and the output back" if "decode_output" in vars(type(encoding)) else ""
+        sentences.append(f"Transforms the values{also}.")
+    if attention == "softmax" and needs_weights(encoding):
+        sentences.append("Adds a term to the output that depends on the weights.")
+    if not sentences:
+        sentences = ["Changes nothing in attention."]
+    if attention == "linear":
+        sentences.append(NORMS[module.linear_norm])
+    return " ".join(sentences)
+
+
+def _effect_on_scores(encoding, decay):
+    sentences = []
+    if decay is None and overrides(encoding, "bias"):
+        sentences.append("Adds a term to the scaled scores.")
+    if decay is None and _has_own_scores(encoding):
+        sentences.append("Replaces the formula of the scores.")
+    if log_weights(encoding):
+        sentences.append("Replaces the softmax: the scores are logarithms of the weights.")
+    return sentences
+
+
+def _effect_of_decay(encoding, decay, attention):
+    each = "each feature" if is_of_features(decay) else "each head"
+    what = "a decay with the distance" if is_constant(decay) else "gates of the positions between"
+    if attention == "linear":
+        return f"Multiplies the weights by {what} in {each}."
+    if is_of_features(decay) or _has_own_scores(encoding):
+        return f"Multiplies the products of q and k by {what} in {each}."
+    return f"Adds the logarithm of {what} to the scores of {each}."
+
+
+def _has_own_scores(encoding):
+    return isinstance(encoding, ScoresMixin) and type(encoding).scores is not ScoresMixin.scores
+
+
+def features_of_random_inputs(encoding: Encoding, rows: int, length: int) -> Tensor | None:
+    """Returns the encoding's features of the same random inputs in each call, or None if it has none."""
+    torch.manual_seed(1)
+    return random_features(encoding, rows, length)
