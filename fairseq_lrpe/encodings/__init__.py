@@ -13,7 +13,7 @@ from fairseq_lrpe.encodings.base import (
 )
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.mixins import InputsMixin, ScoresMixin, ShiftMixin, ValuesMixin
-from fairseq_lrpe.encodings.scores import prepare_scores, softmax_scores
+from fairseq_lrpe.encodings.scores import modifies_scores, prepare_scores, softmax_scores
 from fairseq_lrpe.encodings.table import TableEncoding
 
 for _module in pkgutil.iter_modules(__path__):
@@ -32,6 +32,7 @@ __all__ = [
     "build_encoding",
     "check_choice",
     "encoding_options",
+    "modifies_scores",
     "prepare_scores",
     "register_encoding",
     "softmax_scores",
