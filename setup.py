@@ -1,6 +1,10 @@
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+
+source = Path(__file__).with_name("fairseq_lrpe") / "__init__.py"
+[version] = re.findall('__version__ = "(.+)"', source.read_text(encoding="utf-8"))
 
 # Versions are restricted only where other versions do not work; constraints.txt has the tested versions.
 # - torch has no lower bound, so that an installation into an environment of fairseq changes nothing of it;
@@ -12,7 +16,7 @@ from setuptools import find_packages, setup
 # - triton: it is built for Linux only. Tests run these kernels in its interpreter, which needs no GPU.
 setup(
     name="fairseq-lrpe",
-    version="1.0.0",
+    version=version,
     description="Positional encodings for linear and softmax attention, for PyTorch and fairseq",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

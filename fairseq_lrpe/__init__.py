@@ -6,6 +6,7 @@
 """
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fairseq_lrpe.utils.root_logger import unchanged_root_logger
@@ -17,7 +18,40 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+    from fairseq_lrpe.encodings import build_encoding
     from fairseq_lrpe.experiments.inference.load import TrainedModel
+    from fairseq_lrpe.ops import linear_attention
+
+__version__ = "1.0.0"
+
+__all__ = [
+    "LinearAttention",
+    "SoftmaxAttention",
+    "build_encoding",
+    "linear_attention",
+    "load_model",
+    "load_results",
+    "published",
+]
+
+_MODULES = {
+    "LinearAttention": "fairseq_lrpe.attention",
+    "SoftmaxAttention": "fairseq_lrpe.attention",
+    "build_encoding": "fairseq_lrpe.encodings",
+    "linear_attention": "fairseq_lrpe.ops",
+}
+"""{name that is imported when it is first used, because importing torch takes seconds: its package}"""
+
+
+def __getattr__(name):
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__():
+    return [*__all__, "__version__"]
 
 
 def load_results(results: "str | Path") -> "pd.DataFrame":

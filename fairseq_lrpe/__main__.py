@@ -1,4 +1,4 @@
-"""Runs the command ``lrpe`` when called as ``python -m fairseq_lrpe``."""
+"""``python -m fairseq_lrpe`` is the command ``lrpe``."""
 
 from fairseq_lrpe.cli import main
 

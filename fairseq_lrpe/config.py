@@ -13,7 +13,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig
 
-from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, check_choice, encoding_options
+from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options
 from fairseq_lrpe.encodings.base import check_positions
 from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
@@ -21,6 +21,7 @@ from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.ops.rope_scaling import SCALINGS, RopeScaling
 from fairseq_lrpe.positions import POSITIONS
 from fairseq_lrpe.utils.errors import UserError, user_errors
+from fairseq_lrpe.utils.suggest import check_flag
 
 ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
 TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two are implemented by fairseq
@@ -210,7 +211,7 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
         ("linear_backend", LINEAR_BACKENDS),
         ("token_positions", TOKEN_POSITIONS),
     ):
-        check_choice(name.replace("_", " "), getattr(cfg, name), choices)
+        check_flag(name.replace("_", " "), getattr(cfg, name), choices)
     if cfg.attention == "linear" and not ENCODINGS[cfg.encoding].decomposable:
         decomposable = [name for name, cls in ENCODINGS.items() if cls.decomposable]
         raise UserError(
@@ -249,8 +250,8 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
         shared[option] = getattr(cfg, option_flag(cfg.encoding, option))
     with user_errors():
         encoding = build_encoding(cfg.encoding, **shared)
-    if cfg.rope_scaling:
-        scale_rotations(encoding, RopeScaling.parse(cfg.rope_scaling))
+        if cfg.rope_scaling:
+            scale_rotations(encoding, RopeScaling.parse(cfg.rope_scaling))
     return encoding
 
 
@@ -263,7 +264,8 @@ def check_range(name: str, value: float, minimum: float, maximum: float = inf) -
 def check_randomized_positions(cfg, encoding: Encoding) -> None:
     """Raises a UserError if --randomized-positions would change nothing, or is not supported."""
     name = encoding.name
-    check_positions(encoding, "--randomized-positions")
+    with user_errors():
+        check_positions(encoding, "--randomized-positions")
     without = cfg.token_positions in ("none", "convolution", "rnn")
     if name == "none" and (without or getattr(cfg, "no_token_positional_embeddings", False)):
         raise UserError(

@@ -15,7 +15,6 @@ from fairseq_lrpe.ops.autograd import with_zero_gradient
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, check_token_positions, integer_positions
 from fairseq_lrpe.ops.precision import at_least_float32
-from fairseq_lrpe.utils.errors import UserError
 
 STATE_REMEDY = "pass the state that this module returned for the same batch"
 
@@ -165,7 +164,7 @@ class SelfAttention(nn.Module):
                 f"shape {tuple(x.shape)}"
             )
         if position_index is not None and (memory is not None or state is not None or return_state):
-            raise UserError("a memory or a state requires consecutive positions: omit position_index")
+            raise ValueError("a memory or a state requires consecutive positions: omit position_index")
         if position_index is not None:
             check_positions(self.encoding, "position_index")
             length, axes = x.size(self.time_dim), self.encoding.axes
@@ -246,9 +245,9 @@ class SelfAttention(nn.Module):
         )
 
     def _check_state(self, state, return_state):
-        """Raises a UserError if the next call would draw other noise than the calls of the state."""
+        """Raises a ValueError if the next call would draw other noise than the calls of the state."""
         if self.training and self.encoding.draws_noise and (state is not None or return_state):
-            raise UserError(
+            raise ValueError(
                 f"{self.encoding.name} draws other noise in each call in training, which a state does not "
                 "contain: call eval(), or pass the whole sequence without a state"
             )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention, complete_state
 from fairseq_lrpe.attention.key_state import KeyState, append_keys
 from fairseq_lrpe.attention.rows import select_rows
-from fairseq_lrpe.encodings import Context, Encoding, check_choice
+from fairseq_lrpe.encodings import Context, Encoding
 from fairseq_lrpe.encodings.base import overrides
 from fairseq_lrpe.encodings.transformations import decode_output, encode_values, shift_keys, shift_values
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
@@ -21,6 +21,7 @@ from fairseq_lrpe.ops.linear_attention.chunk import attend_last
 from fairseq_lrpe.ops.linear_attention.state import LinearState
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import no_autocast
+from fairseq_lrpe.utils.suggest import check_choice
 
 _MIN_CHECKPOINT_KEYS = 1024
 """Number of keys above which bidirectional attention recomputes encoded q and k in the backward pass."""
@@ -208,9 +209,10 @@ class LinearAttention(SelfAttention):
                 return_state=True,
             )
         # The rows of Σ k vᵀ are shifted like keys, and its columns like values.
-        kv = shift_keys(self.encoding, sums.kv.mT, state.length).mT
+        kv, k_sum = sums
+        kv = shift_keys(self.encoding, kv.mT, state.length).mT
         kv = shift_values(self.encoding, kv, state.length)
-        k_sum = shift_keys(self.encoding, sums.k_sum[..., None, :], state.length).squeeze(-2)
+        k_sum = shift_keys(self.encoding, k_sum[..., None, :], state.length).squeeze(-2)
         return complete_state(AttentionState({**state.past, "sums": LinearState(kv, k_sum)}))
 
 

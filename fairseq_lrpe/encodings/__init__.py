@@ -7,7 +7,6 @@ from fairseq_lrpe.encodings.base import (
     ENCODINGS,
     Encoding,
     build_encoding,
-    check_choice,
     encoding_options,
     register_encoding,
 )
@@ -30,7 +29,6 @@ __all__ = [
     "TableEncoding",
     "ValuesMixin",
     "build_encoding",
-    "check_choice",
     "encoding_options",
     "modifies_scores",
     "prepare_scores",

@@ -5,7 +5,7 @@ An encoding overrides one or more of :meth:`Encoding.forward`, :meth:`Encoding.b
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -14,8 +14,7 @@ from fairseq_lrpe.encodings.decay_scores import decay_bias
 from fairseq_lrpe.encodings.mixins import Traits, check_mixins
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import Float32Parameters
-from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.suggest import choices as choices_for
+from fairseq_lrpe.utils.suggest import check_choice
 
 ENCODINGS = {}
 
@@ -81,7 +80,7 @@ class Encoding(Traits, Float32Parameters):
             known = " or ".join(name for name, cls in ENCODINGS.items() if cls.multidimensional)
             raise ValueError(
                 f"{self.name} does not support positions with {axes} coordinates: use {known}, or "
-                "positions with one coordinate (--image-positions sum or flat)"
+                "positions with one coordinate"
             )
         self.num_heads = num_heads
         self.head_dim = head_dim
@@ -159,17 +158,10 @@ def overrides(encoding: Encoding | type[Encoding], name: str) -> bool:
 def check_positions(encoding: Encoding, argument: str) -> None:
     """Raises a ValueError if positions must be consecutive, but ``argument`` gives them other values."""
     if encoding.accumulates:
-        raise UserError(
+        raise ValueError(
             f"{argument} does not support the encoding {encoding.name}, which accumulates values that "
             "depend on the input from token to token: omit it, or use another encoding"
         )
-
-
-def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
-    """Raises a UserError that lists the choices if the value is not one of them."""
-    if value not in choices:
-        listing = "`lrpe methods --flags` lists them"
-        raise UserError(f"unknown {what} {value!r}{choices_for(value, choices, listing)}")
 
 
 def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]], type[Encoding]]:
@@ -218,7 +210,7 @@ def build_encoding(name: str, **arguments) -> Encoding:
     Raises:
         ValueError: for an unknown name or option, or invalid arguments.
     """
-    check_choice("encoding", name, ENCODINGS)
+    check_choice("encoding", name, ENCODINGS, "fairseq_lrpe.encodings.ENCODINGS has all names")
     cls = ENCODINGS[name]
     known = encoding_options(cls)
     for option in arguments:

@@ -5,13 +5,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.alibi import ALiBi
-from fairseq_lrpe.encodings.base import check_choice, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.distance_bias import DistanceBias
 from fairseq_lrpe.encodings.kerple import KERPLE
 from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.autograd import is_exporting, recompute
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
+from fairseq_lrpe.utils.suggest import check_choice
 
 BIASES = ("kerple", "alibi")
 

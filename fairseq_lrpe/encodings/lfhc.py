@@ -1,7 +1,8 @@
 """Low-level fine-grained, high-level coarse-grained embedding (LFHC)."""
 
-from fairseq_lrpe.encodings.base import check_choice, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.shaw import Shaw
+from fairseq_lrpe.utils.suggest import check_choice
 
 
 @register_encoding(

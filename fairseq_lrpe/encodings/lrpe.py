@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import check_choice, register_encoding
+from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.rotation import RotaryEncoding
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
@@ -26,6 +26,7 @@ from fairseq_lrpe.ops.rotation import (
     rotate_halves,
     rotate_pairs,
 )
+from fairseq_lrpe.utils.suggest import check_choice
 
 CORES = ("unitary", "orthogonal", "mixed", "permutation")
 ROTATIONS = ("identity", "householder", "odd_even", "fft")

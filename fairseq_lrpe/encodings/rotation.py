@@ -8,7 +8,6 @@ from fairseq_lrpe.encodings.table import TableEncoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 from fairseq_lrpe.ops.rotation import rotate_pairs
-from fairseq_lrpe.utils.errors import UserError
 
 
 class RotaryEncoding(TableEncoding):
@@ -56,7 +55,7 @@ class RotaryEncoding(TableEncoding):
             return
         ends = {_end(context.q_offset, q.size(-2)), _end(context.k_offset, k.size(-2))}
         if max(ends) > self.rope_scaling.original_length and (len(ends) > 1 or _start(context.k_offset)):
-            raise UserError(
+            raise ValueError(
                 "dynamic scaling encodes all keys with the angles of the current length, which cached keys "
                 f"do not have after {self.rope_scaling.original_length} positions: use ntk, such as ntk:4"
             )
@@ -64,7 +63,7 @@ class RotaryEncoding(TableEncoding):
     def check_shift(self) -> None:
         """Raises a ValueError for dynamic scaling, whose encoded keys have unknown angles."""
         if self.rope_scaling is not None and self.rope_scaling.type == "dynamic":
-            raise UserError("dynamic scaling cannot shift encoded keys: use ntk, such as ntk:4")
+            raise ValueError("dynamic scaling cannot shift encoded keys: use ntk, such as ntk:4")
 
     def with_attention_factor(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Returns q and k multiplied by the ``attention_factor`` of the scaling."""
@@ -89,7 +88,7 @@ def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
         if other:
             problem = f"{other[0].name} has no rotation angles that can be scaled"
         names = sorted(name for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding))
-        raise UserError(
+        raise ValueError(
             f"{problem}: for rope scaling, use one of {', '.join(names)} in sequences, except lrpe's "
             "permutation core"
         )

@@ -78,8 +78,7 @@ class TUPE(ScoresMixin, Encoding):
         if last >= self.max_positions:
             raise ValueError(
                 f"tupe has a table of {self.max_positions:,} positions, and position {last:,} is beyond it: "
-                "use shorter inputs, or train with a larger --max-positions, --max-source-positions or "
-                "--max-target-positions"
+                "use shorter inputs, or train with a larger max_positions"
             )
         rows = self.norm(embedding_rows(self.positions, last + 1 + self.cls, q.device))
         cls_scores = None

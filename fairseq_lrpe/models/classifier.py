@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
 from fairseq_lrpe.data import layout, word_vectors
-from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.models.encoder_decoder import (
     INIT_STD_HELP,
     Encoder,
@@ -27,6 +26,7 @@ from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.token_batch_norm import TokenBatchNorm
 from fairseq_lrpe.tasks.classification import is_joined
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.suggest import check_flag
 
 NORMS = ("batch", "layer")
 PIXELS = ("linear", "embedding")
@@ -142,8 +142,8 @@ class ClassifierModel(BaseFairseqModel):
     @staticmethod
     def check(args):
         """Raises a UserError for invalid flags."""
-        check_choice("encoder norm", args.encoder_norm, NORMS)
-        check_choice("pixels", args.pixels, PIXELS)
+        check_flag("encoder norm", args.encoder_norm, NORMS)
+        check_flag("pixels", args.pixels, PIXELS)
         check_part(args, "encoder")
 
     @staticmethod

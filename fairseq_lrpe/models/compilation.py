@@ -9,8 +9,8 @@ from typing import NamedTuple
 from fairseq.modules.checkpoint_activations import _checkpointed_forward
 from torch import nn
 
-from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.suggest import check_flag
 
 MODES = {"layers": "default", "reduce-overhead": "reduce-overhead"}
 """{value of --compile: ``mode`` of torch.compile}"""
@@ -80,7 +80,7 @@ def check_compilation(args, cfg) -> None:
     """Raises a UserError if --compile has an unknown value, or does not support another flag."""
     if not cfg.compile:
         return
-    check_choice("compile mode", cfg.compile, MODES)
+    check_flag("compile mode", cfg.compile, MODES)
     flag = f"--compile {cfg.compile}"
     for name in ("quant_noise_pq", "quant_noise_scalar"):
         if getattr(cfg, name, 0):

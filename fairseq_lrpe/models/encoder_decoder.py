@@ -27,7 +27,7 @@ from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.ops.position_index import random_position_index
 from fairseq_lrpe.positions import POSITIONS, build_position
 from fairseq_lrpe.utils.cli import exit_on_error
-from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.errors import UserError, user_errors
 
 UNLIMITED = 10**9
 """Maximum number of positions of models that have no limit."""
@@ -172,9 +172,10 @@ class CustomLayers:
         if not self.randomized_positions:
             yield
             return
-        index = random_position_index(
-            tokens.size(1), self.randomized_positions, tokens.device, fixed=not self.training
-        )
+        with user_errors():
+            index = random_position_index(
+                tokens.size(1), self.randomized_positions, tokens.device, fixed=not self.training
+            )
         embeddings = [] if self.embed_positions is None else [self.embed_positions]
         with (
             with_arguments(*self_attentions(self), position_index=index),

@@ -15,11 +15,12 @@ from fairseq_lrpe.config import (
     part_config,
     with_defaults,
 )
-from fairseq_lrpe.encodings import ENCODINGS, check_choice
+from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import ATTENTIONS
 from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, add_token_positions, transformer_config
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.suggest import check_flag
 
 ENCODING_IN = ("encoder", "decoder", "both")
 BASE_SIZES = {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8}
@@ -61,9 +62,9 @@ def resolve_flags(cfg) -> None:
     """Sets the defaults that depend on other flags; raises a UserError for invalid flags."""
     cfg.encoder_attention = cfg.encoder_attention or cfg.attention
     for part in ("encoder", "decoder"):
-        check_choice(f"{part} attention", getattr(cfg, f"{part}_attention"), ATTENTIONS)
+        check_flag(f"{part} attention", getattr(cfg, f"{part}_attention"), ATTENTIONS)
     cfg.encoding_in = cfg.encoding_in or ("encoder" if cfg.encoder_attention == "linear" else "both")
-    check_choice("--encoding-in", cfg.encoding_in, ENCODING_IN)
+    check_flag("--encoding-in", cfg.encoding_in, ENCODING_IN)
     for part in ("encoder", "decoder"):
         check_part(cfg, part)
     encoding = ENCODINGS[part_config(cfg, "decoder").encoding]

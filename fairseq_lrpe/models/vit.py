@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.attention.fairseq_adapter import build_attention, with_arguments
 from fairseq_lrpe.config import LayerConfig, check_part, check_range, flag, with_defaults
-from fairseq_lrpe.encodings import ENCODINGS, check_choice
+from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.models.encoder_decoder import EncoderLayer
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.ops.position_index import PositionIndex, diagonal_position_index, grid_position_index
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.suggest import check_flag
 
 IMAGE_POSITIONS = ("sum", "flat", "grid")
 TOKEN_POSITIONS = ("learned", "none")
@@ -107,18 +108,25 @@ class ViTModel(BaseFairseqModel):
     @staticmethod
     def check(args):
         """Sets the default of --image-positions; raises a UserError for invalid flags."""
-        check_choice("token positions", args.token_positions, TOKEN_POSITIONS)
+        check_flag("token positions", args.token_positions, TOKEN_POSITIONS)
         if args.image_positions is None:
-            check_choice("encoding", args.encoding, ENCODINGS)
+            check_flag("encoding", args.encoding, ENCODINGS)
             args.image_positions = "grid" if ENCODINGS[args.encoding].multidimensional else "sum"
-        check_choice("image positions", args.image_positions, IMAGE_POSITIONS)
+        check_flag("image positions", args.image_positions, IMAGE_POSITIONS)
         if args.randomized_positions:
             raise UserError(
                 "--randomized-positions is for sequences, and images have rows and columns: omit it"
             )
         check_range("patch_size", args.patch_size, 1)
         check_range("drop_path", args.drop_path, 0, MAX_DROP_PATH)
-        check_part(args, "encoder", axes=position_axes(args))
+        axes = position_axes(args)
+        check_flag("encoding", args.encoding, ENCODINGS)
+        if axes > 1 and not ENCODINGS[args.encoding].multidimensional:
+            raise UserError(
+                f"{args.encoding} does not support positions with {axes} coordinates: pass "
+                "--image-positions sum or flat"
+            )
+        check_part(args, "encoder", axes=axes)
 
     @classmethod
     def build_model(cls, args, task):

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
+
+from fairseq_lrpe.ops.torch_internals import is_batched_gradient, is_in_transform
 
 
 def is_exporting() -> bool:
@@ -22,7 +23,7 @@ def is_transformed() -> bool:
     """Returns whether ``torch.func``, ``torch.export`` or forward-mode AD transforms the current function."""
     if torch.compiler.is_compiling():
         return is_exporting()
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return is_in_transform()
 
 
 def apply(function: type[torch.autograd.Function], *args):
@@ -66,9 +67,9 @@ def needs_plain_backward(*gradients: Tensor) -> bool:
     """Returns whether the gradients of a backward pass are themselves differentiated or batched."""
     if torch.compiler.is_compiling():
         return False
-    # torch.autograd.grad(is_grads_batched=True) batches them by vmap's predecessor, which is no transform.
-    is_batched = any(map(torch._C._functorch.is_legacy_batchedtensor, gradients))
-    return torch.is_grad_enabled() or is_transformed() or is_batched
+    if torch.is_grad_enabled() or is_transformed():
+        return True
+    return any(is_batched_gradient(gradient) for gradient in gradients)
 
 
 def plain_gradients(

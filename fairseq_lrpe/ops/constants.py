@@ -6,27 +6,19 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fairseq_lrpe.ops.float64 import float64_options
+from fairseq_lrpe.ops.torch_internals import eager, has_dispatch_mode, without_dispatch_modes
 
 
 def is_tracing() -> bool:
     """Returns whether tensors may have no values: in torch.compile, torch.export and all dispatch modes."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-
-
-@contextlib.contextmanager
-def _eager():
-    """Disables inference mode, transforms of torch.func and ``torch.device`` contexts."""
-    with torch.inference_mode(False), torch._C._DisableFuncTorch(), torch._C.DisableTorchFunction():
-        yield
+    return torch.compiler.is_compiling() or has_dispatch_mode()
 
 
 def _compute(function, arguments, device, dtype):
-    with _eager():
+    with eager():
         result = function(*arguments, device="cpu").to(device=device, dtype=dtype)
     _results[result] = True
     return result
@@ -97,9 +89,9 @@ def derived(function: Callable, constant: Tensor, *arguments):
 
 @functools.lru_cache(64)  # two for each layer, if layers have different decays
 def _derived(function, constant, arguments):
-    with _eager():
+    with eager():
         result = function(constant, *arguments)
-    for x in tree_leaves(result):
+    for x in [result] if isinstance(result, Tensor) else result:
         if isinstance(x, Tensor):
             _results[x] = True
     return result
@@ -113,7 +105,7 @@ def normal_noise(seed: int, *shape: int, device: torch.device | str = "cpu") -> 
     if torch.compiler.is_dynamo_compiling():
         return _compiled_noise(seed, shape).to(device)
     tracing = is_tracing()
-    with _disable_current_modes() if tracing else contextlib.nullcontext(), _eager():
+    with without_dispatch_modes() if tracing else contextlib.nullcontext(), eager():
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(shape, generator=generator, dtype=torch.float32)
     noise = torch.ops.aten.lift_fresh(noise) if tracing else noise  # as torch.tensor does

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
-from fairseq_lrpe.utils.errors import UserError
 
 _MAX_DISTANCES, _MAX_DISTANCES_PER_TOKEN = 2**16, 16
 """Number of distances, and of distances per query and key, up to which tables have all possible distances."""
@@ -160,7 +159,7 @@ def random_position_index(
         ValueError: if ``length`` exceeds ``count``.
     """
     if length > count:
-        raise UserError(
+        raise ValueError(
             f"{length} tokens cannot have different positions below {count}: use at least {length} positions"
         )
     generator = torch.Generator("cpu").manual_seed(0) if fixed else None

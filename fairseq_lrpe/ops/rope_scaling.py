@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices
 
 SCALINGS = ("linear", "ntk", "dynamic", "yarn", "llama3")
@@ -53,17 +52,17 @@ class RopeScaling:
 
     def __post_init__(self):
         if self.type not in SCALINGS:
-            raise UserError(f"unknown rope scaling {self.type!r}{choices(self.type, SCALINGS)}")
+            raise ValueError(f"unknown rope scaling {self.type!r}{choices(self.type, SCALINGS)}")
         if self.factor is None and self.type != "dynamic":
-            raise UserError(f"{self.type} scaling needs a factor of at least 1, such as {self.type}:4")
+            raise ValueError(f"{self.type} scaling needs a factor of at least 1, such as {self.type}:4")
         if self.factor is not None and not 1 <= self.factor < math.inf:
-            raise UserError(f"the factor of rope scaling must be finite and at least 1, not {self.factor}")
+            raise ValueError(f"the factor of rope scaling must be finite and at least 1, not {self.factor}")
         if self.original_length is None and self.type in _NEED_LENGTH:
-            raise UserError(
+            raise ValueError(
                 f"{self.type} scaling needs the length in training, such as 512 in {self.type}:4:512"
             )
         if self.original_length is not None and self.original_length < 1:
-            raise UserError(f"the length in training must be at least 1, not {self.original_length}")
+            raise ValueError(f"the length in training must be at least 1, not {self.original_length}")
 
     @classmethod
     def parse(
@@ -87,7 +86,7 @@ class RopeScaling:
         except ValueError:
             numbers = ["invalid"]
         if numbers:
-            raise UserError(
+            raise ValueError(
                 f"rope scaling must be TYPE, TYPE:FACTOR or TYPE:FACTOR:LENGTH, such as yarn:4:512, not "
                 f"{text!r}"
             )

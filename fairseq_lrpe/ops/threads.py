@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.torch_internals import has_dispatch_mode
+
 _MIN_ELEMENTS = 2**18
 """Number of elements below which starting the parts takes longer than they save."""
 _MIN_DENORMAL = 5e-324
@@ -49,7 +51,7 @@ def run(function: Callable, parts: Sequence) -> list:
     The operations of a part then use one thread, and an exception is raised after all parts have ended.
     """
     # Modes that count or replace operations, such as FlopCounterMode, apply to the current thread only.
-    if len(parts) == 1 or torch.get_num_threads() == 1 or torch._C._len_torch_dispatch_stack():
+    if len(parts) == 1 or torch.get_num_threads() == 1 or has_dispatch_mode():
         return [function(part) for part in parts]
     # Both settings are local to a thread. Denormal numbers that are not flushed to 0 are slow.
     inference, flush_denormal = torch.is_inference_mode_enabled(), _MIN_DENORMAL * 1.0 == 0.0

@@ -14,9 +14,9 @@ from fairseq.tasks import register_task
 
 from fairseq_lrpe.config import check_range, flag
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
 from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.suggest import check_flag
 
 POOLINGS = ("mean", "max", "first")
 PAIRS = ("joined", "apart")
@@ -106,8 +106,8 @@ class ClassificationTask(LabeledTask):
 
     @staticmethod
     def check_arguments(cfg):
-        check_choice("pooling", cfg.pooling, POOLINGS)
-        check_choice("pairs", cfg.pairs, PAIRS)
+        check_flag("pooling", cfg.pooling, POOLINGS)
+        check_flag("pairs", cfg.pairs, PAIRS)
         joined = is_joined(layout.read_metadata(Path(cfg.data)), cfg.pairs)
         least = 5 if joined else 1 + (cfg.pooling == "first")
         check_range("max_positions", cfg.max_positions, least)

@@ -16,8 +16,8 @@ from torch.utils.data import default_collate
 from fairseq_lrpe.config import check_range, flag
 from fairseq_lrpe.data import image_transforms as transforms
 from fairseq_lrpe.data.mixup import Mixing, random_mixing, soft_targets
-from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
+from fairseq_lrpe.utils.suggest import check_flag
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -163,8 +163,8 @@ class ImageClassificationTask(LabeledTask):
 
     @staticmethod
     def check_arguments(cfg):
-        check_choice("recipe", cfg.recipe, RECIPES)
-        check_choice("mixing", cfg.mixing, MIXINGS)
+        check_flag("recipe", cfg.recipe, RECIPES)
+        check_flag("mixing", cfg.mixing, MIXINGS)
         check_range("smoothing", cfg.smoothing, 0, 1)
         check_range("repeats", cfg.repeats, 1)
 

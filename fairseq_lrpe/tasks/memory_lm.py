@@ -13,10 +13,10 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from omegaconf import II
 
 from fairseq_lrpe.config import check_range, flag
-from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.tasks.datasets import SequenceDataset
 from fairseq_lrpe.utils.cli import exit_on_error
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.suggest import check_flag
 
 MEMORIES = ("hidden", "state")
 
@@ -115,7 +115,7 @@ class MemoryLMTask(LanguageModelingTask):
     @classmethod
     def setup_task(cls, args, **kwargs):
         with exit_on_error("fairseq_lrpe"):
-            check_choice("memory", args.memory, MEMORIES)
+            check_flag("memory", args.memory, MEMORIES)
             check_range("streams", args.streams, 1)
             check_range("memory_length", args.memory_length, 0)
             check_range("clamp_length", args.clamp_length, 0)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from fairseq_lrpe.utils.errors import UserError
+
 SHORT = 12  # maximum number of names that a message lists
 
 
@@ -17,3 +19,16 @@ def choices(name: object, known: Iterable[str], listing: str = "", prefix: str =
     question = f" (did you mean {prefix + close[0]!r}?)" if close else ""
     where = listing if listing and len(known) > SHORT else f"choose from {', '.join(known)}"
     return f"{question}: {where}"
+
+
+def check_choice(what: str, value: object, known: Iterable[str], listing: str = "") -> None:
+    """Raises a ValueError if the value is not one of the known names; ``listing`` as in :func:`choices`."""
+    if value not in known:
+        raise ValueError(f"unknown {what} {value!r}{choices(value, known, listing)}")
+
+
+def check_flag(what: str, value: object, known: Iterable[str]) -> None:
+    """Raises a UserError if the value of a flag is not one of the known names."""
+    if value not in known:
+        listing = "`lrpe methods --flags` lists them"
+        raise UserError(f"unknown {what} {value!r}{choices(value, known, listing)}")

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding, attention_bias, linear
-from fairseq_lrpe.encodings import ENCODINGS, START, Context, Encoding, build_encoding, dape
+from fairseq_lrpe.encodings import ENCODINGS, START, Context, Encoding, ValuesMixin, build_encoding, dape
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.position_index import PositionIndex, grid_position_index
 
@@ -418,8 +418,9 @@ def test_weights_are_masked(causal, padded):
     """An encoding gets the weights that attention uses, whether or not it has a bias."""
     seen = []
 
-    class Watching(Encoding):
-        name, needs_weights = "watching", True
+    class Watching(ValuesMixin, Encoding):
+        name = "watching"
+        needs_weights = True
 
         def decode_output(self, o, context=START, weights=None):
             seen.append(weights)

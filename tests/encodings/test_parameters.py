@@ -228,7 +228,7 @@ WRONG = [  # (encoding, options, part of the message)
     ("rope_mixed", {"d": 7}, "must be a multiple of 2 in a sequence, not 7"),
     ("liere", {"block_size": 4}, "block size of at least 2 that divides head_dim 6, not 4"),
     ("liere", {"block_size": 1}, "block size of at least 2 that divides head_dim 6, not 1"),
-    ("magic", {}, "unknown encoding 'magic': .*lrpe methods --flags. lists"),
+    ("magic", {}, "unknown encoding 'magic': fairseq_lrpe.encodings.ENCODINGS has all names"),
     ("none", {"layer": 0}, "layer must be at least 1, not 0"),
     ("lrpe", {"kernel": 1}, "'lrpe'.*'kernel'.*core, rotation, learn_theta"),
 ]

@@ -16,7 +16,7 @@ from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoin
 from fairseq_lrpe.experiments.execution.run_files import read_settings
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
-from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.errors import UserError, user_errors
 from fairseq_lrpe.utils.files import REPOSITORY, display_path
 
 MODELS = {
@@ -84,7 +84,8 @@ def load_model(
     checkpoint, settings = find(Path(run_or_checkpoint).absolute(), MODELS)
     length = settings.get("tokens_per_sample")  # None for other models than language models
     length = length and length + (settings.get("memory_length") or 0)
-    scaling = rope_scaling and RopeScaling.parse(rope_scaling, original_length=length)
+    with user_errors():
+        scaling = rope_scaling and RopeScaling.parse(rope_scaling, original_length=length)
     if data is None and settings.get("data"):
         data = REPOSITORY / utils.split_paths(settings["data"])[0]
     folder = None if data is None else Path(data).absolute()
@@ -107,7 +108,8 @@ def load_model(
         if any(getattr(module, "randomized_positions", 0) for module in model.modules()):
             wrong = "does not support models trained with --randomized-positions"
             raise UserError(f"rope_scaling {wrong}: omit it")
-        scale_rotations(model, scaling)
+        with user_errors():
+            scale_rotations(model, scaling)
     if torch.cuda.is_available() and not cpu:
         model.cuda()
     module, name = MODELS[settings["_name"]].split(".")

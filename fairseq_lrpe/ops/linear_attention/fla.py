@@ -11,6 +11,7 @@ from torch.torch_version import TorchVersion
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward
 from fairseq_lrpe.ops.linear_attention.chunk import chunk
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
+from fairseq_lrpe.ops.torch_internals import mark_constant
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
 """Lowest compute capability that Triton supports."""
@@ -64,13 +65,10 @@ def _gates_have_wrong_gradients(device):
     return "3.4.0" <= TorchVersion(import_module("triton").__version__) < "3.7.1"
 
 
+@mark_constant
 def fla_missing_requirement(device: torch.device) -> str | None:
     """Returns a description of what the kernels need to run on the device, or None if they can run."""
     return _missing_requirement(device)
-
-
-# torch.compiler.assume_constant_result sets this attribute, but imports the compiler, which takes seconds.
-fla_missing_requirement._dynamo_marked_constant = True
 
 
 @cache  # called by every layer in every step

@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.definition.kinds.base import Curve, Evaluation, Kind, TrainingSettings
 from fairseq_lrpe.methods import METHODS
-from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.errors import UserError, user_errors
 from fairseq_lrpe.utils.files import REPOSITORY, file_exists
 
 MAX_SINUSOIDAL = 100_000
@@ -132,11 +132,12 @@ def rope_scaling(text: str, length: int, model: dict):
     from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
     trained = model["tokens_per_sample"]
-    scaling = RopeScaling.parse(text, factor=max(1.0, length / trained), original_length=trained)
     heads = model.get("decoder_attention_heads", 1)
     sizes = {"num_heads": heads, "head_dim": model.get("decoder_embed_dim", 64) // heads, "causal": True}
     sizes["layers"] = model.get("decoder_layers", 1)
-    scale_rotations(build_encoding(model["encoding"], **sizes, **_encoding_options(model)), scaling)
+    with user_errors():
+        scaling = RopeScaling.parse(text, factor=max(1.0, length / trained), original_length=trained)
+        scale_rotations(build_encoding(model["encoding"], **sizes, **_encoding_options(model)), scaling)
     return scaling
 
 
