@@ -1,8 +1,5 @@
 """What ``import fairseq_lrpe`` gives, and ``python -m fairseq_lrpe``."""
 
-import subprocess
-import sys
-
 import pytest
 from support.tiny import BIN, REPOSITORY, run_command, succeeded
 
@@ -23,8 +20,8 @@ def test_names():
 
 def test_import_loads_no_library():
     program = "import sys, fairseq_lrpe; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
-    assert not {"torch", "fairseq", "pandas", "numpy"} & set(done.stdout.split()), done.stderr
+    done = succeeded(run_command(BIN / "python", "-c", program))
+    assert not {"torch", "fairseq", "pandas", "numpy"} & set(done.stdout.split())
 
 
 def test_version_of_citation():

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
+from fairseq_lrpe.ops.torch_internals import assert_in_kernel
 
 _MAX_DISTANCES, _MAX_DISTANCES_PER_TOKEN = 2**16, 16
 """Number of distances, and of distances per query and key, up to which tables have all possible distances."""
@@ -129,7 +130,7 @@ def check_token_positions(index: PositionIndex, length: int, axes: int, ascendin
 def _require(condition, message):
     """Raises a ValueError with the message if a tensor is False, or on a GPU asserts it in a kernel."""
     if condition.is_cuda:
-        torch._assert_async(condition, message)
+        assert_in_kernel(condition, message)
     elif not condition:
         raise ValueError(message)
 

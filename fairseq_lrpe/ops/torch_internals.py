@@ -49,3 +49,8 @@ def mark_constant(function):
     """
     function._dynamo_marked_constant = True
     return function
+
+
+def assert_in_kernel(condition: Tensor, message: str) -> None:
+    """Raises a RuntimeError if the condition is False; on a GPU, without waiting for its value."""
+    torch._assert_async(condition, message)
