@@ -35,6 +35,7 @@ from fairseq_lrpe.fairseq_ext import epoch_position, foreach_optimizer
 from fairseq_lrpe.fairseq_ext.checkpoint_task import restore_task
 from fairseq_lrpe.fairseq_ext.data_workers import end_workers_that_cannot_send
 from fairseq_lrpe.fairseq_ext.ema import ExactEMA, load_checkpoint_with_average
+from fairseq_lrpe.fairseq_ext.host_copies import move_to_cuda
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
 from fairseq_lrpe.utils.cli import (
     decode_stdin,
@@ -82,6 +83,8 @@ def apply(
     # Starting these operations takes a GPU longer than executing them.
     _wrap(adam.Adam, "step", foreach_optimizer.adam_step)
     optim.FP16Optimizer = foreach_optimizer.FP16Optimizer
+    # Models decide from a batch on the CPU whether it contains padding; fairseq's layers read it from the GPU.
+    utils.move_to_cuda = move_to_cuda
     # fairseq also compares the unused end of its token buffer, so --no-repeat-ngram-size has no effect.
     _wrap(NGramRepeatBlock, "_no_repeat_ngram", _block_generated_ngrams)
     # fairseq selects a TPU for --bf16, and evaluates checkpoints without the task that they were trained on.

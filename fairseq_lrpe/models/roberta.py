@@ -15,6 +15,7 @@ from fairseq_lrpe.config import ACTIVATIONS, LayerConfig, check_part, flag, laye
 from fairseq_lrpe.data.line_codec import byte_pair_folder
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.models.encoder_decoder import Encoder, add_token_positions, transformer_config
+from fairseq_lrpe.models.layer_stacks import mask_if_padded, padding_mask
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
@@ -83,10 +84,11 @@ class RobertaEncoder(fairseq_roberta.RobertaEncoder):
 
     def decode_masks(self, tokens: Tensor, states: Tensor) -> Tensor:
         """Returns the features (B, L, E) of the mask decoder for the inputs (L, B, E) of the last layer."""
-        encoder, padding = self.sentence_encoder, tokens.eq(self.dictionary.pad())
+        encoder = self.sentence_encoder
+        padding = mask_if_padded(padding_mask(tokens, self.dictionary.pad()))
         queries = states + self.positions(tokens).transpose(0, 1)
         for _ in range(2):
-            queries = encoder.layers[-1](queries, padding if padding.any() else None, keys=states)
+            queries = encoder.layers[-1](queries, padding, keys=states)
         if encoder.layer_norm is not None:
             queries = encoder.layer_norm(queries)
         return queries.transpose(0, 1)
