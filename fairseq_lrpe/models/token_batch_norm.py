@@ -90,12 +90,7 @@ class TokenBatchNorm(nn.BatchNorm1d):
 
     def _has_processes(self):
         """Returns whether statistics are those of several processes."""
-        return (
-            self.training
-            and dist.is_available()
-            and dist.is_initialized()
-            and dist.get_world_size() > 1
-        )
+        return self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
     def _statistics_of_all_processes(self, mean, var, count, dtype):
         """Returns mean and variance (E,) of the tokens of all processes, and updates the running ones.
