@@ -7,7 +7,12 @@ from torch import Tensor
 from fairseq_lrpe.encodings.base import START, Context, TableEncoding, register_encoding
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options
-from fairseq_lrpe.ops.permutation import PermutationBuffer, permutation_powers, permute_features
+from fairseq_lrpe.ops.permutation import (
+    PermutationBuffer,
+    PermutationTable,
+    permutation_powers,
+    permute_features,
+)
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 
@@ -37,11 +42,11 @@ class PER(PermutationBuffer, TableEncoding):
     def modifies_scores(self) -> bool:
         return self.causal
 
-    def encode(self, x: Tensor, table: Tensor) -> Tensor:
-        return permute_features(x, table)
+    def encode(self, x: Tensor, table: PermutationTable) -> Tensor:
+        return permute_features(x, *table)
 
-    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
-        return permutation_powers(self.permutation, offset, x.size(-2))
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> PermutationTable:
+        return self.permutation_table(offset, x.size(-2))
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         return permute_features(k, permutation_powers(self.permutation.argsort(-1), shift, 1))

@@ -84,7 +84,7 @@ def apply(
     # Starting these operations takes a GPU longer than executing them.
     _wrap(adam.Adam, "step", foreach_optimizer.adam_step)
     optim.FP16Optimizer = foreach_optimizer.FP16Optimizer
-    # Models decide from a batch on the CPU whether it contains padding; fairseq's layers read it from the GPU.
+    # Models decide on the CPU whether a batch contains padding; fairseq's layers read it from the GPU.
     utils.move_to_cuda = move_to_cuda
     _wrap(MaskedLmLoss, "forward", masked_lm.loss)
     # fairseq also compares the unused end of its token buffer, so --no-repeat-ngram-size has no effect.

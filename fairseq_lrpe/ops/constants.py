@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,14 +19,14 @@ def is_tracing() -> bool:
 
 
 @contextlib.contextmanager
-def _eager():
+def outside_modes() -> Iterator[None]:
     """Disables inference mode, transforms of torch.func and ``torch.device`` contexts."""
     with torch.inference_mode(False), torch._C._DisableFuncTorch(), torch._C.DisableTorchFunction():
         yield
 
 
 def _compute(function, arguments, device, dtype):
-    with _eager():
+    with outside_modes():
         result = function(*arguments, device="cpu").to(device=device, dtype=dtype)
     _results[result] = True
     return result
@@ -97,7 +97,7 @@ def derived(function: Callable, constant: Tensor, *arguments):
 
 @functools.lru_cache(64)  # two for each layer, if layers have different decays
 def _derived(function, constant, arguments):
-    with _eager():
+    with outside_modes():
         result = function(constant, *arguments)
     for x in tree_leaves(result):
         if isinstance(x, Tensor):
@@ -113,7 +113,7 @@ def normal_noise(seed: int, *shape: int, device: torch.device | str = "cpu") -> 
     if torch.compiler.is_dynamo_compiling():
         return _compiled_noise(seed, shape).to(device)
     tracing = is_tracing()
-    with _disable_current_modes() if tracing else contextlib.nullcontext(), _eager():
+    with _disable_current_modes() if tracing else contextlib.nullcontext(), outside_modes():
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(shape, generator=generator, dtype=torch.float32)
     noise = torch.ops.aten.lift_fresh(noise) if tracing else noise  # as torch.tensor does
