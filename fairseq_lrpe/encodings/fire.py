@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
-from fairseq_lrpe.ops.autograd import is_exporting, recompute
+from fairseq_lrpe.ops.autograd import recompute
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, expand_distances
@@ -77,7 +77,7 @@ class FIRE(Encoding):
         else:
             i = torch.arange(q_offset, q_offset + queries, device=q.device)
         bias = expand_distances(near_bias[:, columns], queries, keys, q_offset)
-        if i.is_meta or is_exporting():  # values are unknown
+        if i.is_meta or torch.compiler.is_compiling():  # values are unknown
             far = torch.arange(queries, device=q.device)
         else:
             (far,) = (i > threshold).nonzero(as_tuple=True)  # rows of the queries beyond the threshold

@@ -148,7 +148,7 @@ class PermutationBuffer(Float32Parameters):
 
     def _stores_table(self, offset, length):
         stored = self._buffers.get("permutation")
-        if stored is None or stored.is_inference() or is_tracing() or is_transformed():
+        if is_tracing() or is_transformed() or stored is None or stored.is_inference():
             return False
         if stored.device.type == "mps":  # which has no assertions
             return False
