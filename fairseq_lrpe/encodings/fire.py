@@ -82,7 +82,9 @@ class FIRE(Encoding):
         else:
             (far,) = (i > threshold).nonzero(as_tuple=True)  # rows of the queries beyond the threshold
         if len(far):
-            normalizer = self._normalizer(i[far, None].to(logs.dtype).clamp(min=threshold))
+            i = i[far, None].to(logs.dtype)
+            # A query at the threshold gives it a gradient, as in `near_bias`, which `clamp` would not.
+            normalizer = self._normalizer(torch.where(i > threshold, i, threshold))
             far_logs = expand_distances(logs[columns], queries, keys, q_offset)[far]
             far_bias = self._function_of_pairs(far_logs / normalizer)
             bias = far_bias if len(far) == queries else bias.index_copy(1, far, far_bias)
