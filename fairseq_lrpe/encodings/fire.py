@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.mixins import ScoresMixin
-from fairseq_lrpe.ops.autograd import is_exporting, recompute
+from fairseq_lrpe.ops.autograd import recompute
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, expand_distances
@@ -79,12 +79,14 @@ class FIRE(ScoresMixin, Encoding):
         else:
             i = torch.arange(q_offset, q_offset + queries, device=q.device)
         bias = expand_distances(near_bias[:, columns], queries, keys, q_offset)
-        if i.is_meta or is_exporting():  # values are unknown
+        if i.is_meta or torch.compiler.is_compiling():  # values are unknown
             far = torch.arange(queries, device=q.device)
         else:
             (far,) = (i > threshold).nonzero(as_tuple=True)  # rows of the queries beyond the threshold
         if len(far):
-            normalizer = self._normalizer(i[far, None].to(logs.dtype).clamp(min=threshold))
+            i = i[far, None].to(logs.dtype)
+            # A query at the threshold gives it a gradient, as in `near_bias`, which `clamp` would not.
+            normalizer = self._normalizer(torch.where(i > threshold, i, threshold))
             far_logs = expand_distances(logs[columns], queries, keys, q_offset)[far]
             far_bias = self._function_of_pairs(far_logs / normalizer)
             bias = far_bias if len(far) == queries else bias.index_copy(1, far, far_bias)

@@ -5,10 +5,12 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.rotation import RotaryEncoding
-from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.constants import constant, derived
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.permutation import (
     PermutationBuffer,
+    PermutationTable,
+    inverse_permutation,
     odd_even_permutation,
     permutation_powers,
     permute_features,
@@ -140,11 +142,11 @@ class LRPE(PermutationBuffer, RotaryEncoding):
             return rotate_halves(k, table)
         return rotate_pairs(k, table)
 
-    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor | PermutationTable:
         """Returns Λ^(s) for the positions of x, as gather indices of π^s or as phases e^{isα}."""
         length = x.size(-2)
         if self.core == "permutation":
-            return permutation_powers(self.permutation, offset, length)
+            return self.permutation_table(offset, length)
         if self.learn_theta:
             return phases(self._angles(offset, length), offset, length).to(x.device, complex_dtype(x))
         frequencies = (*self.frequencies, self.scaling_at(offset, length))
@@ -155,19 +157,20 @@ class LRPE(PermutationBuffer, RotaryEncoding):
         theta, scaling = to_float64(self.theta).flatten(), self.scaling_at(offset, length)
         return theta if scaling is None else scaling.scale(theta, self.rotated_width)
 
-    def encode(self, x: Tensor, table: Tensor) -> Tensor:
+    def encode(self, x: Tensor, table: Tensor | PermutationTable) -> Tensor:
         """Returns Λ^(s) P x."""
         dtype = x.dtype
         if self.rotation == "householder":
             x = householder(x, self.v)
         elif self.rotation == "odd_even":
-            x = permute_features(x, constant(odd_even_permutation, self.head_dim, device=x.device))
+            index = constant(odd_even_permutation, self.head_dim, device=x.device)
+            x = permute_features(x, index, derived(inverse_permutation, index))
         elif self.rotation == "fft":
             # torch's transform of empty tensors fails on CPUs.
             x = torch.fft.fft(x.to(table.real.dtype), norm="ortho") if x.numel() else x.to(table.dtype)
 
         if self.core == "permutation":
-            return permute_features(x, table)
+            return permute_features(x, *table)
         if self.core == "unitary":
             return complex_features(x, table).to(dtype)
         return rotate_pairs(x, table)

@@ -9,7 +9,12 @@ from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.table import TableEncoding
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options
-from fairseq_lrpe.ops.permutation import PermutationBuffer, permutation_powers, permute_features
+from fairseq_lrpe.ops.permutation import (
+    PermutationBuffer,
+    PermutationTable,
+    permutation_powers,
+    permute_features,
+)
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 
@@ -35,11 +40,11 @@ class PER(PermutationBuffer, TableEncoding):
             return None
         return constant(_log_decays, self.num_heads, **float64_options(context.device))
 
-    def encode(self, x: Tensor, table: Tensor) -> Tensor:
-        return permute_features(x, table)
+    def encode(self, x: Tensor, table: PermutationTable) -> Tensor:
+        return permute_features(x, *table)
 
-    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
-        return permutation_powers(self.permutation, offset, x.size(-2))
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> PermutationTable:
+        return self.permutation_table(offset, x.size(-2))
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         return permute_features(k, permutation_powers(self.permutation.argsort(-1), shift, 1))

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from fairseq import checkpoint_utils, file_io, optim, options, utils
+from fairseq.criterions.masked_lm import MaskedLmLoss
 from fairseq.data import EpochBatchIterator, bucket_pad_length_dataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import ema
@@ -31,10 +32,11 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import Trainer
 from torch.utils.data import DataLoader
 
-from fairseq_lrpe.fairseq_ext import epoch_position, foreach_optimizer
+from fairseq_lrpe.fairseq_ext import epoch_position, foreach_optimizer, masked_lm
 from fairseq_lrpe.fairseq_ext.checkpoint_task import restore_task
 from fairseq_lrpe.fairseq_ext.data_workers import end_workers_that_cannot_send
 from fairseq_lrpe.fairseq_ext.ema import ExactEMA, load_checkpoint_with_average
+from fairseq_lrpe.fairseq_ext.host_copies import move_to_cuda
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
 from fairseq_lrpe.utils.cli import (
     decode_stdin,
@@ -82,6 +84,9 @@ def apply(
     # Starting these operations takes a GPU longer than executing them.
     _wrap(adam.Adam, "step", foreach_optimizer.adam_step)
     optim.FP16Optimizer = foreach_optimizer.FP16Optimizer
+    # Models decide on the CPU whether a batch contains padding; fairseq's layers read it from the GPU.
+    utils.move_to_cuda = move_to_cuda
+    _wrap(MaskedLmLoss, "forward", masked_lm.loss)
     # fairseq also compares the unused end of its token buffer, so --no-repeat-ngram-size has no effect.
     _wrap(NGramRepeatBlock, "_no_repeat_ngram", _block_generated_ngrams)
     # fairseq selects a TPU for --bf16, and evaluates checkpoints without the task that they were trained on.

@@ -22,6 +22,7 @@ from fairseq_lrpe.models.encoder_decoder import (
     segment_ids,
     transformer_config,
 )
+from fairseq_lrpe.models.layer_stacks import mask_if_padded, padding_mask
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.token_batch_norm import TokenBatchNorm
 from fairseq_lrpe.tasks.classification import is_joined
@@ -119,8 +120,7 @@ class ClassifierEncoder(Encoder):
 
     def forward_scriptable(self, src_tokens, *rest, **kwargs):
         if self.batch_norm and self.layer_norm is not None:
-            padding = src_tokens.eq(self.padding_idx)
-            self.layer_norm.padding = padding if padding.any() else None
+            self.layer_norm.padding = mask_if_padded(padding_mask(src_tokens, self.padding_idx))
         return super().forward_scriptable(src_tokens, *rest, **kwargs)
 
 

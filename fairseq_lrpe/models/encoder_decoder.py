@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from fairseq.distributed import fsdp_wrap
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
-from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
+from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from fairseq.modules.quant_noise import quant_noise
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
@@ -22,8 +22,10 @@ from fairseq_lrpe.attention.fairseq_adapter import (
     with_arguments,
 )
 from fairseq_lrpe.config import part_config
+from fairseq_lrpe.fairseq_ext.host_copies import on_both, on_host
 from fairseq_lrpe.models.compilation import CompiledLayer
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
+from fairseq_lrpe.models.layer_stacks import DecoderStack, EncoderStack, padding_mask
 from fairseq_lrpe.ops.position_index import random_position_index
 from fairseq_lrpe.positions import POSITIONS, build_position
 from fairseq_lrpe.utils.cli import exit_on_error
@@ -184,7 +186,7 @@ class CustomLayers:
             yield
 
 
-class Encoder(CustomLayers, TransformerEncoderBase):
+class Encoder(CustomLayers, EncoderStack):
     """fairseq's encoder with :class:`EncoderLayer`; padding may be on the left or on the right."""
 
     part = "encoder"
@@ -194,13 +196,23 @@ class Encoder(CustomLayers, TransformerEncoderBase):
 
     def forward(self, src_tokens, *rest, **kwargs):
         """Encodes tokens like fairseq, but the first token after padding on the left is at position 0."""
-        padding = src_tokens.ne(self.padding_idx).int().argmax(1, keepdim=True)
         with self.positions_of(src_tokens):
-            if not padding.any():
+            if not self._leading_padding(on_host(src_tokens)).any():
                 return super().forward(src_tokens, *rest, **kwargs)
+            padding = self._leading_padding(src_tokens)
             index = torch.arange(src_tokens.size(1), device=src_tokens.device)
-            left, right = ((index + sign * padding) % len(index) for sign in (1, -1))
-            return _permute_tokens(super().forward(src_tokens.gather(1, left), *rest, **kwargs), right)
+            out = super().forward(on_both(self._without_leading_padding, src_tokens), *rest, **kwargs)
+            out = _permute_tokens(out, (index - padding) % len(index))
+            return {**out, "encoder_padding_mask": [padding_mask(src_tokens, self.padding_idx)]}
+
+    def _leading_padding(self, tokens):
+        """Returns the number of padding tokens on the left of each row of tokens (B, L), as (B, 1)."""
+        return tokens.ne(self.padding_idx).int().argmax(1, keepdim=True)
+
+    def _without_leading_padding(self, tokens):
+        """Returns tokens (B, L) with all padding on the right."""
+        index = torch.arange(tokens.size(1), device=tokens.device)
+        return tokens.gather(1, (index + self._leading_padding(tokens)) % len(index))
 
     def reorder_encoder_out(self, encoder_out, new_order):
         """Reorders rows like fairseq, but copies nothing if each row is replaced by one of the same sentence.
@@ -228,14 +240,18 @@ def _permute_tokens(out, index):
 def _pad_left(out):
     """Returns an encoder's output with all padding on the left, so that distances to the target are exact."""
     padding = out["encoder_padding_mask"][0]
-    trailing = (~padding).flip(1).int().argmax(1, keepdim=True)
-    if not trailing.any():
+    if not _trailing_padding(on_host(padding)).any():
         return out
     index = torch.arange(padding.size(1), device=padding.device)
-    return _permute_tokens(out, (index - trailing) % len(index))
+    return _permute_tokens(out, (index - _trailing_padding(padding)) % len(index))
 
 
-class Decoder(CustomLayers, TransformerDecoderBase):
+def _trailing_padding(padding):
+    """Returns the number of padding tokens on the right of each row of a mask (B, L), as (B, 1)."""
+    return (~padding).flip(1).int().argmax(1, keepdim=True)
+
+
+class Decoder(CustomLayers, DecoderStack):
     """fairseq's decoder with :class:`DecoderLayer`.
 
     Attributes:

@@ -14,7 +14,9 @@ from torch import Tensor
 from fairseq_lrpe.config import ACTIVATIONS, LayerConfig, check_part, flag, layer_flags, with_defaults
 from fairseq_lrpe.data.line_codec import byte_pair_folder
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
+from fairseq_lrpe.fairseq_ext.masked_lm import selected
 from fairseq_lrpe.models.encoder_decoder import Encoder, add_token_positions, transformer_config
+from fairseq_lrpe.models.layer_stacks import mask_if_padded, padding_mask
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
@@ -81,12 +83,17 @@ class RobertaEncoder(fairseq_roberta.RobertaEncoder):
             extra = {"inner_states": None}  # frees what the backward pass of layer(H, H) would need
         return self.output_layer(self.decode_masks(src_tokens, states), masked_tokens), extra
 
+    def output_layer(self, features, masked_tokens=None, **_):
+        """Returns the logits of features (B, L, E), or only those where ``masked_tokens`` (B, L) is True."""
+        return self.lm_head(features if masked_tokens is None else selected(features, masked_tokens))
+
     def decode_masks(self, tokens: Tensor, states: Tensor) -> Tensor:
         """Returns the features (B, L, E) of the mask decoder for the inputs (L, B, E) of the last layer."""
-        encoder, padding = self.sentence_encoder, tokens.eq(self.dictionary.pad())
+        encoder = self.sentence_encoder
+        padding = mask_if_padded(padding_mask(tokens, self.dictionary.pad()))
         queries = states + self.positions(tokens).transpose(0, 1)
         for _ in range(2):
-            queries = encoder.layers[-1](queries, padding if padding.any() else None, keys=states)
+            queries = encoder.layers[-1](queries, padding, keys=states)
         if encoder.layer_norm is not None:
             queries = encoder.layer_norm(queries)
         return queries.transpose(0, 1)

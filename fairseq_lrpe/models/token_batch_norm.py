@@ -45,7 +45,7 @@ class TokenBatchNorm(nn.BatchNorm1d):
         if self.padding is None:
             return self._normalized(x.flatten(0, 1)).view_as(x)
         real = ~self.padding.T
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or x.device.type != "cpu":
             return self._normalized_in_place(x, real[..., None])
         return torch.zeros_like(x).masked_scatter(real[..., None], self._normalized(x[real]))
 
@@ -53,8 +53,9 @@ class TokenBatchNorm(nn.BatchNorm1d):
         """Returns normalized tokens (N, E); evaluation, and N < 2 in one process, use running statistics."""
         exact = x.to(torch.promote_types(x.dtype, self.running_mean.dtype))
         weight, bias = self.weight.to(exact.dtype), self.bias.to(exact.dtype)
-        if self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            mean, var = self._statistics_of_all_processes(exact)
+        if self._has_processes():
+            var, mean = torch.var_mean(exact, 0, correction=0)
+            mean, var = self._statistics_of_all_processes(mean, var, len(x), exact.dtype)
             return ((exact - mean) * (var + self.eps).rsqrt() * weight + bias).type_as(x)
         training = self.training
         if len(x) < 2:  # in torch.compile, the comparison alone is a symbol, which batch_norm refuses
@@ -65,7 +66,8 @@ class TokenBatchNorm(nn.BatchNorm1d):
     def _normalized_in_place(self, x, real):
         """Returns normalized tokens (L, B, E), and 0 where ``real`` (L, B, 1) is False.
 
-        The shapes of all operations are known; the number of tokens that ``real`` selects depends on values.
+        The shapes of all operations are known, so that a GPU is not waited for. The number of tokens that
+        ``real`` selects depends on values.
         """
         exact = x.to(torch.promote_types(x.dtype, self.running_mean.dtype))
         mean, var = self.running_mean.clone(), self.running_var.clone()
@@ -73,24 +75,32 @@ class TokenBatchNorm(nn.BatchNorm1d):
             count = real.sum()
             new_mean = exact.where(real, 0.0).sum((0, 1)) / count
             new_var = (exact - new_mean).where(real, 0.0).square().sum((0, 1)) / count
-            has_several = count > 1
-            mean, var = torch.where(has_several, new_mean, mean), torch.where(has_several, new_var, var)
-            with torch.no_grad():
-                momentum = self.momentum * has_several.to(exact.dtype)
-                self.running_mean.lerp_(mean, momentum)
-                self.running_var.lerp_(var * count / (count - 1).clamp(min=1), momentum)
+            if self._has_processes():
+                mean, var = self._statistics_of_all_processes(new_mean, new_var, count, exact.dtype)
+            else:
+                has_several = count > 1
+                mean, var = torch.where(has_several, new_mean, mean), torch.where(has_several, new_var, var)
+                with torch.no_grad():
+                    momentum = self.momentum * has_several.to(exact.dtype)
+                    self.running_mean.lerp_(mean, momentum)
+                    self.running_var.lerp_(var * count / (count - 1).clamp(min=1), momentum)
         weight, bias = self.weight.to(exact.dtype), self.bias.to(exact.dtype)
         normalized = (exact - mean) * (var + self.eps).rsqrt() * weight + bias
         return normalized.where(real, 0.0).type_as(x)
 
-    def _statistics_of_all_processes(self, x):
-        """Returns mean and variance (E,) of the tokens (N, E) of all processes, and updates the running ones.
+    def _has_processes(self):
+        """Returns whether statistics are those of several processes."""
+        return self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
-        The sums of x and x² are float64, because their difference loses digits.
+    def _statistics_of_all_processes(self, mean, var, count, dtype):
+        """Returns mean and variance (E,) of the tokens of all processes, and updates the running ones.
+
+        The sums of x and x² are float64, because their difference loses digits. ``count`` is the number of
+        tokens, of which ``mean`` and ``var`` are those of this process.
         """
-        var, mean = (moment.double() for moment in torch.var_mean(x, 0, correction=0))
-        count = 0 if self.is_dummy else len(x)
-        sums = torch.cat([count * mean, count * (var + mean**2), mean.new_tensor([count])])
+        mean, var, count = mean.double(), var.double(), 0 if self.is_dummy else count
+        number = mean.new_ones(1) * count
+        sums = torch.cat([count * mean, count * (var + mean**2), number])
         *sums, total = _SumOverProcesses.apply(sums).split([len(mean), len(mean), 1])
         mean, square = (moment / total for moment in sums)
         var = (square - mean**2).clamp(min=0)
@@ -98,4 +108,4 @@ class TokenBatchNorm(nn.BatchNorm1d):
             unbiased = var * total / (total - 1).clamp(min=1)  # as in F.batch_norm
             for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
                 running.lerp_(new.to(running.dtype), self.momentum)
-        return mean.to(x.dtype), var.to(x.dtype)
+        return mean.to(dtype), var.to(dtype)

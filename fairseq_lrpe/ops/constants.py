@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fairseq_lrpe.ops.float64 import float64_options
-from fairseq_lrpe.ops.torch_internals import eager, has_dispatch_mode, without_dispatch_modes
+from fairseq_lrpe.ops.torch_internals import has_dispatch_mode, outside_modes, without_dispatch_modes
 
 
 def is_tracing() -> bool:
@@ -18,7 +18,7 @@ def is_tracing() -> bool:
 
 
 def _compute(function, arguments, device, dtype):
-    with eager():
+    with outside_modes():
         result = function(*arguments, device="cpu").to(device=device, dtype=dtype)
     _results[result] = True
     return result
@@ -89,7 +89,7 @@ def derived(function: Callable, constant: Tensor, *arguments):
 
 @functools.lru_cache(64)  # two for each layer, if layers have different decays
 def _derived(function, constant, arguments):
-    with eager():
+    with outside_modes():
         result = function(constant, *arguments)
     for x in [result] if isinstance(result, Tensor) else result:
         if isinstance(x, Tensor):
@@ -105,7 +105,7 @@ def normal_noise(seed: int, *shape: int, device: torch.device | str = "cpu") -> 
     if torch.compiler.is_dynamo_compiling():
         return _compiled_noise(seed, shape).to(device)
     tracing = is_tracing()
-    with without_dispatch_modes() if tracing else contextlib.nullcontext(), eager():
+    with without_dispatch_modes() if tracing else contextlib.nullcontext(), outside_modes():
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(shape, generator=generator, dtype=torch.float32)
     noise = torch.ops.aten.lift_fresh(noise) if tracing else noise  # as torch.tensor does

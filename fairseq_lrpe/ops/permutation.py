@@ -1,11 +1,26 @@
 """Feature permutations that depend on the position: position s applies the power π^s of a permutation π."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.ops.autograd import apply
+from fairseq_lrpe.ops.autograd import apply, is_transformed
+from fairseq_lrpe.ops.constants import is_tracing
 from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 from fairseq_lrpe.ops.precision import Float32Parameters
+from fairseq_lrpe.ops.torch_internals import assert_in_kernel, outside_modes
+
+_MIN_STORED_POSITIONS = 256
+"""Minimum number of consecutive positions whose powers are stored."""
+
+_MAX_STORED_ELEMENTS = 2**20
+"""Maximum size of the powers that are stored, 8 MiB, and as much for their inverses, in each layer.
+
+Both are twice as large if the positions start in the middle of a part, as in decoding.
+"""
+
+_CHANGED = "a permutation was modified through .data: modify the buffer itself under torch.no_grad()"
 
 
 def odd_even_permutation(width: int, device: torch.device | str = "cpu") -> Tensor:
@@ -15,6 +30,82 @@ def odd_even_permutation(width: int, device: torch.device | str = "cpu") -> Tens
     """
     index = torch.arange(width, device=device)
     return torch.where(index % 2 == 0, index // 2, (index - 1) // 2 + width - width // 2)
+
+
+class PermutationTable(NamedTuple):
+    """Gather indices (..., L, d) of a permutation for each position, and those of its inverse."""
+
+    index: Tensor
+    inverse: Tensor
+
+
+def permutation_table(permutation: Tensor, offset: int | PositionIndex, length: int) -> PermutationTable:
+    """Returns :func:`permutation_powers` and their inverses."""
+    powers = permutation_powers(permutation, offset, length)
+    return PermutationTable(powers, inverse_permutation(powers))
+
+
+class _StoredTable:
+    """Stores the powers at consecutive positions for the tensor from which they were computed.
+
+    A tensor can be modified without a trace in Python: assignments to ``.data`` and functions of
+    torch.distributed do not change its version. On a CPU, its values are therefore compared. On a GPU, which
+    would have to be waited for, an error follows if they differ. A copy of this object is empty.
+    """
+
+    def __init__(self):
+        self.part = None
+
+    def __reduce__(self):
+        return _StoredTable, ()
+
+    def __call__(self, stored: Tensor, offset: int, length: int) -> PermutationTable:
+        part = self.part  # which another thread can replace
+        if part is None or not part.contains(stored, offset, length):
+            part = self.part = _compute_part(stored, offset, length)
+        start = offset - part.first
+        return PermutationTable(*(x[..., start : start + length, :] for x in part.table))
+
+
+class _Part(NamedTuple):
+    """The powers from position ``first`` on of the tensor ``stored``, whose values were ``values``."""
+
+    stored: Tensor
+    version: int
+    address: int
+    values: Tensor
+    first: int
+    table: PermutationTable
+
+    def contains(self, stored, offset, length):
+        if stored is not self.stored or (stored._version, stored.data_ptr()) != (self.version, self.address):
+            return False
+        if offset < self.first or offset + length > self.first + self.table.index.size(-2):
+            return False
+        if _is_read(stored):
+            return self.values.equal(stored)
+        assert_in_kernel((self.values == stored).all(), _CHANGED)
+        return True
+
+
+def _is_read(x):
+    """Returns whether values of x are read, for which the CPU waits for no device."""
+    return x.device.type == "cpu"
+
+
+def _compute_part(stored, offset, length):
+    size = _stored_positions(length)
+    first = offset - offset % size
+    with outside_modes():
+        values = stored.detach().clone()
+        rows = size if offset + length <= first + size else 2 * size
+        table = permutation_table(values.round().long(), first, rows)
+    return _Part(stored, stored._version, stored.data_ptr(), values, first, table)
+
+
+def _stored_positions(length):
+    """Returns the number of positions in a part of the sequence whose powers are stored together."""
+    return max(_MIN_STORED_POSITIONS, 1 << (length - 1).bit_length())
 
 
 class PermutationBuffer(Float32Parameters):
@@ -31,6 +122,7 @@ class PermutationBuffer(Float32Parameters):
     def store_permutation(self, index: Tensor) -> None:
         """Registers the buffer for the gather indices (.., d)."""
         self.register_buffer("permutation", index.float())
+        self._stored_table = _StoredTable()
 
     @property
     def permutation(self) -> Tensor:
@@ -39,6 +131,33 @@ class PermutationBuffer(Float32Parameters):
         if stored is None:
             raise AttributeError(f"{type(self).__name__} has no permutation")
         return stored.round().long()
+
+    def permutation_table(self, offset: int | PositionIndex, length: int) -> PermutationTable:
+        """Returns the powers of the permutation at positions, and their inverses.
+
+        The arguments are those of :func:`permutation_powers`. The table is stored, except for long sequences,
+        few far positions, and while torch traces or transforms functions.
+        """
+        if not self._stores_table(offset, length):
+            return permutation_table(self.permutation, offset, length)
+        stored = self._buffers["permutation"]
+        if not isinstance(offset, PositionIndex):
+            return self._stored_table(stored, offset, length)
+        table = self._stored_table(stored, 0, offset.max_position + 1)
+        positions = integer_positions(offset.query_positions)
+        return PermutationTable(*(x[..., positions, :] for x in table))
+
+    def _stores_table(self, offset, length):
+        stored = self._buffers.get("permutation")
+        if is_tracing() or is_transformed() or stored is None or stored.is_inference():
+            return False
+        if stored.device.type == "mps":  # which has no assertions
+            return False
+        if isinstance(offset, PositionIndex):
+            if offset.max_position >= max(_MIN_STORED_POSITIONS, offset.query_positions.numel()):
+                return False
+            offset, length = 0, offset.max_position + 1
+        return offset >= 0 and _stored_positions(length) * stored.numel() <= _MAX_STORED_ELEMENTS
 
     def _keeps_float32(self, name):
         return name == "permutation" or super()._keeps_float32(name)
@@ -119,8 +238,15 @@ class _Permute(torch.autograd.Function):
         return apply(_Permute, grad, inverse, index), None, None
 
 
-def permute_features(x: Tensor, index: Tensor) -> Tensor:
-    """Returns y with y[..., s, i] = x[..., s, index[..., s, i]]; rows of ``index`` permute 0..d-1."""
+def inverse_permutation(index: Tensor) -> Tensor:
+    """Returns the inverses of permutations (..., d)."""
     identity = torch.arange(index.size(-1), device=index.device).expand_as(index)
-    inverse = torch.empty_like(index).scatter_(-1, index, identity)
-    return apply(_Permute, x, index, inverse)
+    return torch.empty_like(index).scatter_(-1, index, identity)
+
+
+def permute_features(x: Tensor, index: Tensor, inverse: Tensor | None = None) -> Tensor:
+    """Returns y with y[..., s, i] = x[..., s, index[..., s, i]]; rows of ``index`` permute 0..d-1.
+
+    ``inverse`` is ``inverse_permutation(index)`` if it is known.
+    """
+    return apply(_Permute, x, index, inverse_permutation(index) if inverse is None else inverse)

@@ -88,7 +88,8 @@ class ReflectedKeys:
             q_offset: position of the first query; key 0 is at position 0.
         """
         block_size, length = self._block_size, q.size(2)
-        first, front = divmod(q_offset - self._earlier.size(2), block_size)
+        position = q_offset - self._earlier.size(2)
+        first, front = position // block_size, position % block_size  # torch.compile has no divmod
         num_blocks = -(-(front + length) // block_size)
         q = F.pad(q, (0, 0, front, num_blocks * block_size - front - length))
         q = q.unflatten(2, (num_blocks, block_size))

@@ -31,7 +31,7 @@ def has_dispatch_mode() -> bool:
 
 
 @contextlib.contextmanager
-def eager() -> Iterator[None]:
+def outside_modes() -> Iterator[None]:
     """Disables inference mode, transforms of ``torch.func`` and ``torch.device`` contexts."""
     with torch.inference_mode(False), torch._C._DisableFuncTorch(), torch._C.DisableTorchFunction():
         yield

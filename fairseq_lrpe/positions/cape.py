@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.rotation import rotary_frequencies
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
@@ -49,7 +50,8 @@ class CAPE(AbsolutePosition):
         if self.training:
             positions = self._augment(positions)
         width = self.embed_dim
-        theta = rotary_frequencies("a", width // 2, width, self.max_positions).to(positions)
+        options = {"device": positions.device, "dtype": positions.dtype}
+        theta = constant(rotary_frequencies, "a", width // 2, width, self.max_positions, **options)
         angles = positions.unsqueeze(-1) * theta
         return x + torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(x)
 

@@ -32,3 +32,21 @@ def test_graphs_have_no_operations_on_the_cpu(name):
     module = attention(32, 2, name, max_positions=512, **options).to("meta").train()
     torch.compile(module, backend=backend)(torch.empty(2, 512, 32, device="meta"))
     assert not found
+
+
+DECOMPOSABLE = [name for name, cls in ENCODINGS.items() if cls.decomposable]
+LENGTHS = [(LinearAttention, name) for name in DECOMPOSABLE]
+LENGTHS += [(SoftmaxAttention, name) for name in ENCODINGS if name != "gla"]  # whose graph takes a minute
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls, name", LENGTHS, ids=lambda x: x if isinstance(x, str) else x.__name__)
+@torch.no_grad()
+def test_changing_lengths_are_one_graph(cls, name):
+    """The second length is compiled for all lengths, of several chunks and of one."""
+    torch._dynamo.reset()
+    module = cls(32, 4, name, causal=True, layer=1, layers=4, max_positions=128).double().eval()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    for length in (70, 71, 30):
+        x = torch.randn(2, length, 32, dtype=torch.double)
+        torch.testing.assert_close(compiled(x), module(x), rtol=0, atol=1e-12)

@@ -9,7 +9,7 @@ from support.launches import Launches
 
 from fairseq_lrpe.benchmarks import train
 from fairseq_lrpe.encodings import table
-from fairseq_lrpe.ops import constants, rotation
+from fairseq_lrpe.ops import constants, permutation, rotation
 
 CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
 ONE_HEAD = (
@@ -24,7 +24,7 @@ LENGTH = 512
 def operations_of_gpus(monkeypatch):
     monkeypatch.setattr(CHUNK_MODULE, "_uses_all_chunks", lambda q: True)
     monkeypatch.setattr(table, "_starts_kernels", lambda x: True)
-    for module in (constants, rotation):  # the counter is a dispatch mode
+    for module in (constants, permutation, rotation):  # the counter is a dispatch mode
         monkeypatch.setattr(module, "is_tracing", lambda: False)
 
 
@@ -35,7 +35,13 @@ def arguments(layers, flags):
 
 @pytest.mark.parametrize(
     "arch, limit",
-    [("linear_lm_base", 80), ("linear_lm_rope", 95), ("linear_lm_tmlr_type1", 115), ("softmax_lm_base", 30)],
+    [
+        ("linear_lm_base", 80),
+        ("linear_lm_rope", 95),
+        ("linear_lm_per", 100),
+        ("linear_lm_tmlr_type1", 115),
+        ("softmax_lm_base", 30),
+    ],
 )
 def test_attention_module(arch, limit):
     cfg, task = train.setup(arch, arguments(2, ONE_HEAD))

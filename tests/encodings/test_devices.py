@@ -3,8 +3,7 @@
 import pytest
 import torch
 from support.tensors import assert_same, with_gradients
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from support.transfers import Transfers
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS, TableEncoding, table
@@ -12,27 +11,6 @@ from fairseq_lrpe.encodings import ENCODINGS, TableEncoding, table
 CASES = [(SoftmaxAttention, name) for name in ENCODINGS]
 CASES += [(LinearAttention, name) for name, cls in ENCODINGS.items() if cls.decomposable]
 IDS = [f"{name}-{cls.__name__}" for cls, name in CASES]
-
-
-class Transfers(TorchDispatchMode):
-    """Lists operations that copy between the CPU and the device; meta tensors are those of the device.
-
-    Reading a value of a meta tensor raises an error.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        inputs = {
-            x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim()
-        }
-        outputs = {x.device.type for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
-        if len(inputs | outputs) > 1:
-            self.found.append(str(function))
-        return out
 
 
 @pytest.mark.parametrize("cls, name", CASES, ids=IDS)

@@ -93,6 +93,29 @@ def test_layers_of_each_family(arch, monkeypatch):
     assert list(model.state_dict()) == names
 
 
+ENCODED = [
+    *("linear_lm_per", "linear_lm_xpos", "linear_lm_gla", "linear_lm_tmlr_type3", "linear_lm_roper"),
+    *("softmax_lm_per", "softmax_lm_xpos", "softmax_lm_fire", "softmax_lm_path", "softmax_lm_cope"),
+    *("linear_roberta_per", "softmax_roberta_fire", "softmax_roberta_deberta", "linear_transformer_per"),
+    *("softmax_transformer_fire", "softmax_question_generator_t5", "linear_classifier_per"),
+    *("softmax_classifier_shaw", "linear_vit_per", "softmax_vit_rope_mixed"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ENCODED)
+def test_layers_of_encodings(arch):
+    """Encodings in all families, also those whose form in eager mode depends on values."""
+    decoder = {"mask_decoder": True, "token_positions": "none"} if arch == "softmax_roberta_deberta" else {}
+    model = build(arch, **decoder)
+    compiled = copy.deepcopy(model)
+    compile_layers(compiled, "layers")
+    for length in (10, 9):
+        inputs = batch(arch, length)
+        assert_equal(*(gradients(x, inputs) for x in (compiled, model)))
+    assert counters["stats"]["unique_graphs"] and not counters["graph_break"]
+
+
 @pytest.mark.parametrize("arch, layers, graphs", [("linear_lm_base", 12, 2), ("softmax_lm_lfhc", 9, 9)])
 def test_more_than_eight_layers(arch, layers, graphs, caplog):
     """Layers with equal functions share a graph; those of LFHC differ."""

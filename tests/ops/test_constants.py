@@ -193,7 +193,7 @@ def test_export_of_attention_with_a_dynamic_batch_size():
 
 @pytest.mark.slow
 def test_attention_can_be_compiled():
-    """In one graph, except for encodings whose block sizes or distances depend on values of parameters.
+    """In one graph, also encodings whose block sizes or distances otherwise depend on values.
 
     Linear attention is compiled with each encoding that it supports, softmax attention with the others.
     """
@@ -203,8 +203,7 @@ def test_attention_can_be_compiled():
         if is_linear or (isinstance(module, SelfAttention) and not module.encoding.decomposable):
             torch._dynamo.reset()
             module = module.double()
-            one_graph = module.encoding.name not in ("fire", "xpos")
-            compiled = torch.compile(module, backend="aot_eager", fullgraph=one_graph)
+            compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
             is_long = is_linear and module.encoding.name != "cosformer"  # which refuses more than L positions
             x = randn(2, 70 if is_long else L, E).requires_grad_()  # of several chunks
             assert_same(*(with_gradients(f(x), [x]) for f in (compiled, module)))

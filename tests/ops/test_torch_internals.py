@@ -11,11 +11,11 @@ from torch.autograd import forward_ad
 from fairseq_lrpe.ops import torch_internals
 from fairseq_lrpe.ops.torch_internals import (
     assert_in_kernel,
-    eager,
     has_dispatch_mode,
     is_batched_gradient,
     is_in_transform,
     mark_constant,
+    outside_modes,
     without_dispatch_modes,
 )
 
@@ -40,7 +40,7 @@ def test_transforms():
 
     def function(x):
         answers.append(is_in_transform())
-        with eager():  # vmap refuses random numbers
+        with outside_modes():  # vmap refuses random numbers
             assert torch.rand(2).shape == (2,)
         return x.sum()
 
@@ -82,9 +82,9 @@ def test_dispatch_modes():
         assert has_dispatch_mode()
         with without_dispatch_modes():
             assert not has_dispatch_mode() and type(torch.ones(1)) is torch.Tensor
-    with torch.inference_mode(), eager():
+    with torch.inference_mode(), outside_modes():
         assert not torch.ones(1).is_inference()
-    with torch.device("meta"), eager():
+    with torch.device("meta"), outside_modes():
         assert not torch.ones(1).is_meta
 
 

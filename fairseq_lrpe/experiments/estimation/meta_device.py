@@ -13,7 +13,7 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_lrpe.ops import constants, float64, rotation
+from fairseq_lrpe.ops import constants, float64, permutation, rotation
 
 aten = torch.ops.aten
 
@@ -63,6 +63,7 @@ def meta_device() -> Iterator[None]:
         # Constants are computed once, as on a GPU, although a dispatch mode is active.
         patch.object(constants, "is_tracing", lambda: False),
         patch.object(rotation, "is_tracing", lambda: False),
+        patch.object(permutation, "is_tracing", lambda: False),
         patch.object(torch.cuda, "current_device", lambda: None),  # the index of a meta tensor's device
         patch.object(float64, "FLOAT64_DEVICES", (*float64.FLOAT64_DEVICES, "meta")),
         # Masks select all elements, because they have no values.
