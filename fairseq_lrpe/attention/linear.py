@@ -19,7 +19,7 @@ from fairseq_lrpe.ops.autograd import recompute
 from fairseq_lrpe.ops.decay import decay_of_keys, is_constant
 from fairseq_lrpe.ops.linear_attention.chunk import attend_last
 from fairseq_lrpe.ops.linear_attention.state import LinearState
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import as_positions
 from fairseq_lrpe.ops.precision import no_autocast
 from fairseq_lrpe.utils.suggest import check_choice
 
@@ -189,7 +189,7 @@ class LinearAttention(SelfAttention):
         """Returns the log decay. For a :class:`PositionIndex`, a constant one becomes one of each key."""
         decay = self.encoding.log_decay(context)
         index = context.q_offset
-        if decay is None or not is_constant(decay) or not isinstance(index, PositionIndex):
+        if decay is None or not is_constant(decay) or as_positions(index).is_consecutive:
             return decay
         decay = decay_of_keys(decay, index.key_positions, context.key_padding_mask)
         return decay.expand(*q.shape[:2], *decay.shape[2:])

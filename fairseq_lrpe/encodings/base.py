@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.decay_scores import decay_bias
 from fairseq_lrpe.encodings.mixins import Traits, check_mixins
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import as_positions
 from fairseq_lrpe.ops.precision import Float32Parameters
 from fairseq_lrpe.utils.suggest import check_choice
 
@@ -104,8 +104,7 @@ class Encoding(Traits, Float32Parameters):
     def _check_coordinates(self, context):
         """Raises a ValueError if positions do not have ``axes`` coordinates."""
         for offset in (context.q_offset, context.k_offset):
-            given = offset.query_positions.shape[1:] if isinstance(offset, PositionIndex) else ()
-            if given != (self.axes,):
+            if as_positions(offset).coordinate_shape != (self.axes,):
                 raise ValueError(
                     f"{self.name} encodes positions with {self.axes} coordinates: pass position_index, such "
                     "as grid_position_index(rows, columns), to attention, or positions to apply_encoding"

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import PositionIndex, as_positions
 
 
 class Context(NamedTuple):
@@ -36,9 +36,7 @@ class Context(NamedTuple):
 
     def block(self, start: int, count: int, keys: int | None = None) -> "Context":
         """Returns the context of ``count`` queries from ``start`` on and ``keys`` keys (default: all)."""
-        if isinstance(self.q_offset, PositionIndex):
-            return self._replace(q_offset=self.q_offset.block(start, count, keys))
-        return self._replace(q_offset=self.q_offset + start)
+        return self._replace(q_offset=as_positions(self.q_offset).block(start, count, keys))
 
     def input_features(self) -> Tensor:
         """Returns the features; raises a ValueError if there are none."""
@@ -51,7 +49,7 @@ class Context(NamedTuple):
 
     def first_row(self, q: Tensor, k: Tensor) -> int:
         """Returns the index of the key at the position of the first query, for causal attention."""
-        return k.size(-2) - q.size(-2) if isinstance(self.q_offset, PositionIndex) else self.q_offset
+        return as_positions(self.q_offset).first_row(q.size(-2), k.size(-2))
 
 
 START = Context()

@@ -10,7 +10,7 @@ from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.spe import GatedSPE
 from fairseq_lrpe.ops.constants import Constants, normal_noise
-from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
+from fairseq_lrpe.ops.position_index import as_positions, integer_positions
 from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.relative import expand_distances
 
@@ -67,10 +67,10 @@ class ConvSPE(GatedSPE):
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         q_offset, k_offset = context.q_offset, context.k_offset
-        if isinstance(q_offset, PositionIndex) and q_offset.max_position >= _MAX_INDEXED_POSITIONS:
-            codes = self._far_codes()
-        else:
+        if as_positions(q_offset).is_consecutive or q_offset.max_position < _MAX_INDEXED_POSITIONS:
             codes = self._consecutive_codes(_range(q, q_offset), _range(k, k_offset))
+        else:
+            codes = self._far_codes()
         [constant] = self.draw()
 
         def encode(x, kernel, offset):
@@ -91,9 +91,9 @@ class ConvSPE(GatedSPE):
             positions = _range(x, offset)
             window = noise.narrow(2, positions.start - first, len(positions) + kernel.size(-1) - 1)
             codes = self._codes(kernel, window, constant)
-            if isinstance(offset, PositionIndex):
-                return codes[:, :, integer_positions(offset.query_positions)]
-            return codes
+            if as_positions(offset).is_consecutive:
+                return codes
+            return codes[:, :, integer_positions(offset.query_positions)]
 
         return codes
 
@@ -149,6 +149,6 @@ class ConvSPE(GatedSPE):
 
 def _range(x, offset):
     """Returns the range of the positions of x."""
-    if isinstance(offset, PositionIndex):
-        return range(offset.max_position + 1)
-    return range(offset, offset + x.size(-2))
+    positions = as_positions(offset)
+    end = positions.end(x.size(-2))
+    return range(offset, end) if positions.is_consecutive else range(end)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.table import TableEncoding
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import PositionIndex, as_positions
 from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, complex_features
 
 
@@ -22,8 +22,7 @@ class CosFormer(TableEncoding):
     """
 
     def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
-        is_index = isinstance(offset, PositionIndex)
-        last = offset.max_position if is_index else offset + x.size(-2) - 1
+        last = as_positions(offset).end(x.size(-2)) - 1
         if last >= self.max_positions:
             raise ValueError(
                 f"cosformer has positive weights within its {self.max_positions:,} positions, and position "

@@ -9,7 +9,7 @@ from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.autograd import recompute
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import as_positions
 from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, expand_distances
 
@@ -74,10 +74,7 @@ class FIRE(ScoresMixin, Encoding):
         distances, logs, threshold, near_bias = context.prepared
         queries, keys, q_offset = q.size(-2), k.size(-2), context.q_offset
         columns = distance_slice(distances, queries, keys, q_offset, self.causal)
-        if isinstance(q_offset, PositionIndex):
-            i = q_offset.query_positions
-        else:
-            i = torch.arange(q_offset, q_offset + queries, device=q.device)
+        i = as_positions(q_offset).values(queries, q.device)
         bias = expand_distances(near_bias[:, columns], queries, keys, q_offset)
         if i.is_meta or torch.compiler.is_compiling():  # values are unknown
             far = torch.arange(queries, device=q.device)

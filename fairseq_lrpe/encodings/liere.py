@@ -10,7 +10,7 @@ from fairseq_lrpe.encodings.table import TableEncoding
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
-from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
+from fairseq_lrpe.ops.position_index import PositionIndex, as_positions, coordinates
 from fairseq_lrpe.ops.precision import sum_dtype
 
 _BLOCK_SIZE = 64
@@ -70,7 +70,7 @@ class LieRE(TableEncoding):
         """Returns the rotations (H, L, d/b, b, b) of the positions of x (B, H, L, d)."""
         length = x.size(-2)
         dtype = sum_dtype(x.dtype)
-        if isinstance(offset, PositionIndex) or length <= _BLOCK_SIZE:
+        if not as_positions(offset).is_consecutive or length <= _BLOCK_SIZE:
             return self._exponentials(coordinates(offset, length, x.device)).to(x.device, dtype)
         # exp((s + t) A) = exp(s A) exp(t A), so that a sequence needs fewer exponentials.
         first = offset % _BLOCK_SIZE

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from fairseq_lrpe.encodings.base import ENCODINGS, Encoding
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.table import TableEncoding
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import PositionIndex, as_positions
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 from fairseq_lrpe.ops.rotation import rotate_pairs
 
@@ -33,7 +33,7 @@ class RotaryEncoding(TableEncoding):
         With a ``PositionIndex``, it ends with its ``max_position``. Only dynamic scaling depends on the end.
         None means that angles are not scaled.
         """
-        return self.rope_scaling and self.rope_scaling.at_length(_end(offset, length))
+        return self.rope_scaling and self.rope_scaling.at_length(as_positions(offset).end(length))
 
     def encode(self, x: Tensor, table: Tensor) -> Tensor:
         return rotate_pairs(x, table)
@@ -53,8 +53,10 @@ class RotaryEncoding(TableEncoding):
         """
         if self.rope_scaling is None or self.rope_scaling.type != "dynamic":
             return
-        ends = {_end(context.q_offset, q.size(-2)), _end(context.k_offset, k.size(-2))}
-        if max(ends) > self.rope_scaling.original_length and (len(ends) > 1 or _start(context.k_offset)):
+        keys = as_positions(context.k_offset)
+        end = keys.end(k.size(-2))
+        q_end = as_positions(context.q_offset).end(q.size(-2))
+        if max(end, q_end) > self.rope_scaling.original_length and (q_end != end or keys.first()):
             raise ValueError(
                 "dynamic scaling encodes all keys with the angles of the current length, which cached keys "
                 f"do not have after {self.rope_scaling.original_length} positions: use ntk, such as ntk:4"
@@ -94,14 +96,3 @@ def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
         )
     for encoding in encodings:
         encoding.rope_scaling = scaling
-
-
-def _end(offset, length):
-    return offset.max_position + 1 if isinstance(offset, PositionIndex) else offset + length
-
-
-def _start(offset):
-    """Returns the first of the positions."""
-    if not isinstance(offset, PositionIndex):
-        return offset
-    return int(offset.query_positions.min()) if offset.query_positions.numel() else 0

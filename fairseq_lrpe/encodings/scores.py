@@ -6,7 +6,7 @@ from fairseq_lrpe.encodings.base import Encoding, overrides
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.decay_scores import decay_scores, prepare_decay
 from fairseq_lrpe.encodings.mixins import ScoresMixin
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import as_positions
 
 
 def modifies_scores(encoding: Encoding) -> bool:
@@ -20,8 +20,7 @@ def prepare_scores(encoding: Encoding, q: Tensor, k: Tensor, context: Context) -
 
     Tables of distances then have only those of the given positions, if these are far apart.
     """
-    if isinstance(context.q_offset, PositionIndex) and context.q_offset.query_positions.dim() == 1:
-        context = context._replace(q_offset=context.q_offset.with_distances())
+    context = context._replace(q_offset=as_positions(context.q_offset).with_distances())
     if context.log_decay is None:
         context = context._replace(log_decay=encoding.log_decay(context))
     prepare = encoding.prepare if isinstance(encoding, ScoresMixin) else prepare_decay

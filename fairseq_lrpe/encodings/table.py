@@ -8,18 +8,15 @@ from torch import Tensor
 from fairseq_lrpe.encodings.base import Encoding
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.mixins import ShiftMixin
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import PositionIndex, same_positions
 
 
 def position_tables(build: Callable, q: Tensor, k: Tensor, context: Context) -> tuple:
     """Returns ``build(q, q_offset)`` and ``build(k, k_offset)``, computed once if the positions are equal."""
-    q_offset, k_offset = context.q_offset, context.k_offset
-    q_table = build(q, q_offset)
-    if isinstance(q_offset, PositionIndex):
-        same = q_offset is k_offset
-    else:
-        same = (q_offset, q.size(-2)) == (k_offset, k.size(-2))
-    return q_table, q_table if same else build(k, k_offset)
+    q_table = build(q, context.q_offset)
+    if same_positions(context.q_offset, context.k_offset, q.size(-2), k.size(-2)):
+        return q_table, q_table
+    return q_table, build(k, context.k_offset)
 
 
 def _starts_kernels(x):

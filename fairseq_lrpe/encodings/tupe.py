@@ -11,7 +11,7 @@ from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.encodings.t5 import relative_bucket
 from fairseq_lrpe.ops.layers import embedding_rows, is_unchanged
-from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
+from fairseq_lrpe.ops.position_index import as_positions
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 BUCKETS, MAX_DISTANCE = 32, 128
@@ -70,11 +70,10 @@ class TUPE(ScoresMixin, Encoding):
 
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         q_offset = context.q_offset
-        if isinstance(q_offset, PositionIndex):
-            first, end, last = 0, q_offset.max_position + 1, q_offset.max_position
-        else:
-            first, end = q_offset, q_offset + q.size(-2)
-            last = max(end, k.size(-2)) - 1
+        positions = as_positions(q_offset)
+        end = positions.end(q.size(-2))
+        first = q_offset if positions.is_consecutive else 0
+        last = max(end, k.size(-2)) - 1 if positions.is_consecutive else q_offset.max_position
         if last >= self.max_positions:
             raise ValueError(
                 f"tupe has a table of {self.max_positions:,} positions, and position {last:,} is beyond it: "
@@ -108,13 +107,13 @@ class TUPE(ScoresMixin, Encoding):
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         first, position_q, position_k, cls_scores = context.prepared
         queries, keys, q_offset = q.size(-2), k.size(-2), context.q_offset
-        if isinstance(q_offset, PositionIndex):
-            i, j = integer_positions(q_offset.query_positions), integer_positions(q_offset.key_positions)
-            bias = position_q[:, i] @ position_k[..., j]
-        else:
-            i = torch.arange(q_offset, q_offset + queries, device=q.device)
-            j = torch.arange(keys, device=q.device)
+        positions = as_positions(q_offset)
+        i = positions.values(queries, q.device)
+        j = positions.key_values(keys, q.device)
+        if positions.is_consecutive:
             bias = position_q[:, q_offset - first : q_offset - first + queries] @ position_k[..., :keys]
+        else:
+            bias = position_q[:, i] @ position_k[..., j]
         if self.relative_bias:
             options = (self.causal, BUCKETS, MAX_DISTANCE)
             bucket = distance_table(relative_bucket, options, queries, keys, q_offset, self.causal, q.device)

@@ -1,4 +1,9 @@
-"""Non-consecutive positions of tokens, such as the patches of an image, or random ones."""
+"""Positions of queries and keys: consecutive ones, and those of a :class:`PositionIndex`.
+
+The argument ``offset`` of functions is the first of consecutive positions, or a ``PositionIndex``, such as
+that of the patches of an image or of random positions. :func:`as_positions` returns an object with the same
+methods for both.
+"""
 
 from typing import NamedTuple
 
@@ -33,6 +38,52 @@ def has_values(x: Tensor) -> bool:
     return type(x) is Tensor and not (x.is_meta or torch.compiler.is_compiling() or is_transformed())
 
 
+class ConsecutivePositions(NamedTuple):
+    """Consecutive positions of queries; keys start at position 0.
+
+    Attributes:
+        start: position of the first query.
+    """
+
+    start: int
+
+    is_consecutive = True
+    coordinate_shape = ()
+    distances = None
+
+    def block(self, start: int, count: int, keys: int | None = None) -> int:
+        """Returns the offset of ``count`` queries from ``start`` on."""
+        return self.start + start
+
+    def first(self) -> int:
+        """Returns the first position."""
+        return self.start
+
+    def end(self, length: int) -> int:
+        """Returns the position after the last one of ``length`` queries."""
+        return self.start + length
+
+    def first_row(self, queries: int, keys: int) -> int:
+        """Returns the index of the key at the position of the first query, for causal attention."""
+        return self.start
+
+    def values(self, length: int, device: torch.device) -> Tensor:
+        """Returns the positions of ``length`` queries as int64, (length,)."""
+        return torch.arange(self.start, self.start + length, device=device)
+
+    def key_values(self, length: int, device: torch.device) -> Tensor:
+        """Returns the positions of ``length`` keys as int64, (length,)."""
+        return torch.arange(length, device=device)
+
+    def distance_range(self, queries: int, keys: int, causal: bool) -> tuple[int, int]:
+        """Returns the first and the last distance in the list of a score matrix; see :mod:`.relative`."""
+        return self.start + queries - 1, -1 if causal else self.start - keys
+
+    def with_distances(self) -> int:
+        """Returns the offset, because the distances of consecutive positions need no list."""
+        return self.start
+
+
 class PositionIndex(NamedTuple):
     """Non-consecutive positions of queries and keys, which replace an offset as a function's argument.
 
@@ -50,10 +101,41 @@ class PositionIndex(NamedTuple):
     max_position: int
     distances: Tensor | None = None
 
+    is_consecutive = False
+
+    @property
+    def coordinate_shape(self) -> tuple[int, ...]:
+        """The shape of a position: () or (axes,)."""
+        return tuple(self.query_positions.shape[1:])
+
     def block(self, start: int, count: int, keys: int | None = None) -> "PositionIndex":
         """Returns the positions of ``count`` queries from ``start`` on and ``keys`` keys (default: all)."""
         queries = self.query_positions[start : start + count]
         return self._replace(query_positions=queries, key_positions=self.key_positions[:keys])
+
+    def first(self) -> int:
+        """Returns the smallest position, or 0 if there is none."""
+        return int(self.query_positions.min()) if self.query_positions.numel() else 0
+
+    def end(self, length: int) -> int:
+        """Returns the position after the largest possible one."""
+        return self.max_position + 1
+
+    def first_row(self, queries: int, keys: int) -> int:
+        """Returns the index of the key at the position of the first query, for causal attention."""
+        return keys - queries
+
+    def values(self, length: int, device: torch.device) -> Tensor:
+        """Returns the positions of the queries as int64."""
+        return integer_positions(self.query_positions)
+
+    def key_values(self, length: int, device: torch.device) -> Tensor:
+        """Returns the positions of the keys as int64."""
+        return integer_positions(self.key_positions)
+
+    def distance_range(self, queries: int, keys: int, causal: bool) -> tuple[int, int]:
+        """Returns the first and the last distance in the list of a score matrix; see :mod:`.relative`."""
+        return self.max_position, -self.max_position
 
     def distances_of_pairs(self) -> Tensor:
         """Returns the distance (Lq, Lk) of each pair, the query's position minus the key's."""
@@ -73,11 +155,25 @@ class PositionIndex(NamedTuple):
 
         A table of all of them would take gigabytes if one position is far away.
         """
+        if self.query_positions.dim() > 1:
+            return self
         tokens = self.query_positions.numel() + self.key_positions.numel()
         is_long = 2 * self.max_position + 1 > max(_MAX_DISTANCES, _MAX_DISTANCES_PER_TOKEN * tokens)
         if not is_long or self.distances is not None or not has_values(self.query_positions):
             return self
         return self._replace(distances=self.distances_of_pairs().unique().flip(0))
+
+
+def as_positions(offset: int | PositionIndex) -> ConsecutivePositions | PositionIndex:
+    """Returns an object with the same methods for both kinds of offsets."""
+    return offset if isinstance(offset, PositionIndex) else ConsecutivePositions(offset)
+
+
+def same_positions(a: int | PositionIndex, b: int | PositionIndex, a_length: int, b_length: int) -> bool:
+    """Returns whether two offsets with their numbers of positions are known to be the same positions."""
+    if as_positions(a).is_consecutive and as_positions(b).is_consecutive:
+        return a == b and a_length == b_length
+    return a is b
 
 
 def check_token_positions(index: PositionIndex, length: int, axes: int, ascending: bool) -> PositionIndex:
@@ -177,7 +273,8 @@ def coordinates(offset: int | PositionIndex, length: int, device: torch.device) 
         length: number of positions.
         device: device of the model; see :func:`fairseq_lrpe.ops.float64.float64_options`.
     """
-    if isinstance(offset, PositionIndex):
-        positions = to_float64(integer_positions(offset.query_positions))
-        return positions if positions.dim() > 1 else positions[:, None]
-    return torch.arange(offset, offset + length, **float64_options(device))[:, None]
+    positions = as_positions(offset)
+    if positions.is_consecutive:
+        return torch.arange(offset, offset + length, **float64_options(device))[:, None]
+    values = to_float64(positions.values(length, device))
+    return values if values.dim() > 1 else values[:, None]

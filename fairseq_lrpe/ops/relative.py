@@ -17,14 +17,7 @@ from torch import Tensor
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options
-from fairseq_lrpe.ops.position_index import PositionIndex
-
-
-def _distance_range(queries, keys, q_offset, causal):
-    """Returns the first and the last of the W distances of a score matrix."""
-    if isinstance(q_offset, PositionIndex):
-        return q_offset.max_position, -q_offset.max_position
-    return q_offset + queries - 1, -1 if causal else q_offset - keys
+from fairseq_lrpe.ops.position_index import PositionIndex, as_positions
 
 
 def distance_table(
@@ -54,11 +47,12 @@ def distance_table(
         dtype: dtype of the result, by default that of the function's values.
         clamp: maximum distance, which replaces larger ones; 0 means no maximum.
     """
-    if isinstance(q_offset, PositionIndex) and q_offset.distances is not None:
-        distances = q_offset.distances.clamp(-clamp, clamp) if clamp else q_offset.distances
+    positions = as_positions(q_offset)
+    if positions.distances is not None:
+        distances = positions.distances.clamp(-clamp, clamp) if clamp else positions.distances
         distances = distances.to(float64_options(device)["device"])
         return function(distances, *options).to(device=device, dtype=dtype)
-    first, last = _distance_range(queries, keys, q_offset, causal)
+    first, last = positions.distance_range(queries, keys, causal)
     clamped = max(0, first - clamp) if clamp else 0
     size = 1 << max(first, -last, 63).bit_length()
     table = constant(_table, function, options, size, dtype, device=device)
@@ -76,10 +70,12 @@ def distance_slice(matrix: tuple, queries: int, keys: int, q_offset: int, causal
         q_offset: position of the block's first query.
         causal: as in ``matrix``.
     """
-    if isinstance(q_offset, PositionIndex):
+    positions = as_positions(q_offset)
+    if not positions.is_consecutive:
         return slice(None)  # all blocks have the same list
-    first, last = _distance_range(queries, keys, q_offset, causal)
-    start = _distance_range(*matrix)[0]
+    first, last = positions.distance_range(queries, keys, causal)
+    all_queries, all_keys, offset, is_causal = matrix
+    start, _ = as_positions(offset).distance_range(all_queries, all_keys, is_causal)
     return slice(start - first, start - last + 1)
 
 
@@ -103,7 +99,7 @@ def relative_shift(x: Tensor, keys: int, q_offset: int | PositionIndex = 0) -> T
     Returns:
         The scores (..., Lq, Lk), a view of x for consecutive positions.
     """
-    if isinstance(q_offset, PositionIndex):
+    if not as_positions(q_offset).is_consecutive:
         return x.gather(-1, q_offset.distance_index().expand(*x.shape[:-1], keys))
     return apply(_RelativeShift, x.contiguous(), keys)
 
@@ -133,7 +129,7 @@ def expand_distances(x: Tensor, queries: int, keys: int, q_offset: int | Positio
 
     For consecutive positions, out[..., i, j] = x[..., j − i + Lq − 1], or 0 beyond the end of x.
     """
-    if isinstance(q_offset, PositionIndex):
+    if not as_positions(q_offset).is_consecutive:
         return x[..., q_offset.distance_index()]
     missing = max(0, queries + keys - 1 - x.size(-1))
     x = F.pad(x, (0, missing))

@@ -8,7 +8,7 @@ from torch import Tensor
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant, is_tracing
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
-from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
+from fairseq_lrpe.ops.position_index import PositionIndex, as_positions, integer_positions
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
 THETA_TYPES = ("a", "b", "c")
@@ -69,7 +69,7 @@ def phases(theta: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
         length: number of positions.
     """
     theta = to_float64(theta)
-    if isinstance(offset, PositionIndex):
+    if not as_positions(offset).is_consecutive:
         s = integer_positions(offset.query_positions).to(theta.device)
         if offset.max_position < s.numel():
             return phases(theta, 0, offset.max_position + 1)[s]
@@ -94,7 +94,7 @@ def cached_phases(
     phases that torch traces, are computed without a table.
     """
     theta_options = float64_options(device)
-    if isinstance(offset, PositionIndex):
+    if not as_positions(offset).is_consecutive:
         if offset.max_position < max(_MAX_INDEXED_TABLE_SIZE, offset.query_positions.numel()):
             table = cached_phases(frequencies, 0, offset.max_position + 1, dtype, device)
             return table[integer_positions(offset.query_positions)]
