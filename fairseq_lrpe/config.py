@@ -291,7 +291,8 @@ def check_part(cfg, part: str, **shared) -> None:
     if getattr(cfg, f"{part}_xformers_att_config", None):
         raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
-    own, shared["causal"] = part_config(cfg, part), part == "decoder"
+    own = part_config(cfg, part)
+    shared["causal"] = part == "decoder"
     shared["layers"] = max(1, getattr(cfg, f"{part}_layers"))
     encoding = encoding_from_config(own, embed_dim=width, num_heads=heads, **shared)
     if own.randomized_positions:

@@ -47,10 +47,12 @@ def _lrpe(core, rotation, source, **learned):
     return Method({**flags, **{f"lrpe_{option}": True for option in learned}}, source)
 
 
-_TMLR, _ICLR = "LRPE, TMLR 2023", "LRPE, ICLR 2022 submission"
+_TMLR = "LRPE, TMLR 2023"
+_ICLR = "LRPE, ICLR 2022 submission"
 _ALL = "Tables 2-4, 8 and 9"
 _LFHC = "LFHC and GCDF, Qu et al. 2021"
-_THETA, _VECTOR = {"learn_theta": True}, {"learn_householder": True}
+_THETA = {"learn_theta": True}
+_VECTOR = {"learn_householder": True}
 
 METHODS = {
     "base": Method({}, f"{_TMLR}, Tables 1-4 and 6 'Base'; {_ICLR}, {_ALL} 'Base'"),

@@ -82,7 +82,9 @@ class SelfAttention(nn.Module):
             raise ValueError(
                 f"embed_dim must be a multiple of num_heads >= 1, not {embed_dim} with {num_heads} heads"
             )
-        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.head_dim = embed_dim // num_heads
         if isinstance(encoding, str):
             if causal is None:
                 raise ValueError("causal is missing: pass causal=True or causal=False")
@@ -90,7 +92,8 @@ class SelfAttention(nn.Module):
             encoding = build_encoding(encoding, **shape, causal=causal, **options)
         else:
             _check_encoding(encoding, num_heads, self.head_dim, causal, options)
-        self.encoding, self.causal = encoding, encoding.causal
+        self.encoding = encoding
+        self.causal = encoding.causal
         projections = [nn.Linear(embed_dim, embed_dim) for _ in range(4)]
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = projections
         # The initialization is that of fairseq's attention, so that models differ in their encoding only.
@@ -167,7 +170,8 @@ class SelfAttention(nn.Module):
             raise ValueError("a memory or a state requires consecutive positions: omit position_index")
         if position_index is not None:
             check_positions(self.encoding, "position_index")
-            length, axes = x.size(self.time_dim), self.encoding.axes
+            length = x.size(self.time_dim)
+            axes = self.encoding.axes
             position_index = check_token_positions(position_index, length, axes, ascending=self.causal)
         if state is not None:
             check_state(state)
@@ -191,7 +195,8 @@ class SelfAttention(nn.Module):
         if self.encoding.float32_parameters and decays:
             # The gradient of an angle is the difference of a term of q and a term of k, both proportional to
             # absolute positions. With a decay, the difference is far smaller than the terms.
-            q, k = at_least_float32(q), at_least_float32(k)
+            q = at_least_float32(q)
+            k = at_least_float32(k)
         o, past = self.attend(q, k, v, context, past, return_state)
         if features is not None and features.requires_grad and k.size(2) <= 1:
             # The decay of the first key is not used, but its parameters need a gradient.
@@ -229,7 +234,8 @@ class SelfAttention(nn.Module):
         """
         order = integer_positions(order, "order")
         past, length, inputs, feature_sum = state
-        inputs, feature_sum = reordered_rows(inputs, order), reordered_rows(feature_sum, order)
+        inputs = reordered_rows(inputs, order)
+        feature_sum = reordered_rows(feature_sum, order)
         # The rows of ``past`` are still in the order in which they were computed.
         of_past = order if past["order"] is None else reordered_rows(past["order"], order)
         return AttentionState({**past, "order": of_past}, length, inputs, feature_sum)

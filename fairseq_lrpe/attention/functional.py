@@ -89,7 +89,9 @@ def attention_bias(
     if not encoding.uses_absolute_positions and at_k.numel():
         # Scores depend on distances only, but tables of distances grow with the largest position.
         first = min(int(at_q.min()), int(at_k.min()))
-        at_q, at_k, last = at_q - first, at_k - first, last - first
+        at_q = at_q - first
+        at_k = at_k - first
+        last = last - first
     indices = [PositionIndex(*row, last) for row in zip(at_q, at_k, strict=True)]
     u = query_bias(encoding)
     content_bias = None if u is None else encoding.scale * (k @ u.unsqueeze(-1)).mT  # (B, H, 1, Lk)

@@ -227,5 +227,6 @@ class _InputDtypeLayerNorm(nn.LayerNorm):
     """LayerNorm in the dtype of its input, which is float32 even in float16 models."""
 
     def forward(self, x):
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        weight = self.weight.to(x.dtype)
+        bias = self.bias.to(x.dtype)
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)

@@ -77,16 +77,19 @@ class SoftmaxAttention(SelfAttention):
         varies = decay is not None and not is_constant(decay)
         if past is not None:
             _check_past(past, q, context.k_offset)
-            order, past_mask = past["order"], past["key_padding_mask"]
+            order = past["order"]
+            past_mask = past["key_padding_mask"]
             lengths = context.k_offset, k.size(2)
             mask = _concat_masks(select_rows(past_mask, order), context.key_padding_mask, *lengths)
             context = context._replace(key_padding_mask=mask)
-            k, v = append_rows(past["k"], order, k), append_rows(past["v"], order, v)
+            k = append_rows(past["k"], order, k)
+            v = append_rows(past["v"], order, v)
             decay = append_rows(past["log_decay"], order, decay) if varies else decay
         state = {"v": v, "log_decay": decay if varies else None, "order": None}
         context = context._replace(log_decay=decay)
 
-        length, outputs = q.size(2), []
+        length = q.size(2)
+        outputs = []
         block_size = length
         if self._use_blocks:
             # Blocks have nearly equal sizes, so that 150 queries are not split into 128 and 22.
@@ -112,7 +115,8 @@ class SoftmaxAttention(SelfAttention):
 
     def _attend_block(self, q, k, v, context):
         """Returns the output for a block of queries; keys start at position 0."""
-        encoding, dropout = self.encoding, self.dropout if self.training else 0.0
+        encoding = self.encoding
+        dropout = self.dropout if self.training else 0.0
         scores = block_scores(encoding, q, k, context)
         bias = encoding.bias(q, k, context) if scores is None else scores
         mask = self._mask_arguments(bias, q, k, context)
@@ -120,7 +124,8 @@ class SoftmaxAttention(SelfAttention):
         # On a CPU, scaled_dot_product_attention is slow for the single query of a decoding step.
         fused = (q.size(2) > 1 or q.is_cuda) and (_HAS_SAFE_SOFTMAX or not padded)
         if scores is None and not needs_weights(encoding) and fused:
-            width, training = v.size(-1), torch.is_grad_enabled()
+            width = v.size(-1)
+            training = torch.is_grad_enabled()
             # torch's flash kernel for CPUs does not support dropout.
             if q.size(-1) > width and not (
                 q.is_cuda or dropout or (training and k.size(2) < _MIN_FLASH_KEYS)
@@ -144,7 +149,9 @@ class SoftmaxAttention(SelfAttention):
 
     def _mask_arguments(self, bias, q, k, context):
         """Returns bias and masks as torch's keyword argument, ``is_causal`` or ``attn_mask``."""
-        queries, keys, key_padding_mask = q.size(2), k.size(2), context.key_padding_mask
+        queries = q.size(2)
+        keys = k.size(2)
+        key_padding_mask = context.key_padding_mask
         offset = keys - queries  # number of keys before the first query, if causal
         # In torch.compile, the comparison alone is a symbol, which torch's attention refuses.
         causal = self.causal if queries > 1 else False
@@ -196,7 +203,8 @@ def _check_past(past, q, length):
     if "k" not in past:
         raise ValueError(f"the state is not one of softmax attention: {STATE_REMEDY}")
     batch, *rest = past["k"].shape[:3]
-    found, expected = (batch if past["order"] is None else len(past["order"]), *rest), (*q.shape[:2], length)
+    found = (batch if past["order"] is None else len(past["order"]), *rest)
+    expected = (*q.shape[:2], length)
     if found != expected:
         raise ValueError(
             f"the state has keys of shape (batch, heads, length) {found}, not {expected}: {STATE_REMEDY}"

@@ -28,7 +28,8 @@ def attention_weights(attention: SelfAttention, q: Tensor, k: Tensor, context: C
     """
     encoding = attention.encoding
     if isinstance(attention, LinearAttention):
-        q, k = attention.feature_map(q), attention.feature_map(k)
+        q = attention.feature_map(q)
+        k = attention.feature_map(k)
         values = torch.eye(q.size(-2), dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
         options = {"log_decay": attention.log_decay(context, q), "normalize": False, "backend": "reference"}
         weights = linear_attention(*encoding(q, k, context), values, causal=True, **options)

@@ -85,7 +85,8 @@ class Encoding(Traits, Float32Parameters):
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.causal = causal
-        self.layer, self.layers = layer, layers
+        self.layer = layer
+        self.layers = layers
         self.max_positions = max_positions
         self.axes = axes
         self.scale = head_dim**-0.5
@@ -181,7 +182,8 @@ def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]
                 f"{cls.__name__} has options {sorted(options)} but help texts for {sorted(option_help)}: "
                 "pass one for each option"
             )
-        cls.name, cls.option_help = name, option_help
+        cls.name = name
+        cls.option_help = option_help
         ENCODINGS[name] = cls
         return cls
 

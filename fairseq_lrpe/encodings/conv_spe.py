@@ -66,7 +66,8 @@ class ConvSPE(GatedSPE):
         self._blocks = Constants(maxsize=(kernel_size + _BLOCK_SIZE - 2) // _BLOCK_SIZE + 1)
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
-        q_offset, k_offset = context.q_offset, context.k_offset
+        q_offset = context.q_offset
+        k_offset = context.k_offset
         if as_positions(q_offset).is_consecutive or q_offset.max_position < _MAX_INDEXED_POSITIONS:
             codes = self._consecutive_codes(_range(q, q_offset), _range(k, k_offset))
         else:
@@ -80,7 +81,8 @@ class ConvSPE(GatedSPE):
 
     def _consecutive_codes(self, *ranges):
         """Returns a function that computes the matrices of positions that are in one of ``ranges``."""
-        first, end = min(r.start for r in ranges), max(r.stop for r in ranges)
+        first = min(r.start for r in ranges)
+        end = max(r.stop for r in ranges)
         count = end - first + self.kernel_q.size(-1) - 1
         if self.training:
             noise = self.random_noise(self.num_heads, self.head_dim, count, self.head_dim)
@@ -115,7 +117,8 @@ class ConvSPE(GatedSPE):
 
     def _noise(self, first, count, block):
         """Returns the noise (H, d, count, R) from position ``first`` on; ``block(n)`` is that of block n."""
-        start, end = first // _BLOCK_SIZE, (first + max(1, count) - 1) // _BLOCK_SIZE + 1
+        start = first // _BLOCK_SIZE
+        end = (first + max(1, count) - 1) // _BLOCK_SIZE + 1
         blocks = [block(n) for n in range(start, end)]
         return torch.cat(blocks, dim=2).narrow(2, first - start * _BLOCK_SIZE, count)
 

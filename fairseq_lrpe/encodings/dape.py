@@ -49,8 +49,10 @@ class DAPE(ScoresMixin, DistanceBias):
             raise ValueError(f"dape needs a width of at least 1, not {width}")
         self.prior = KERPLE(**shared) if bias == "kerple" else ALiBi(**shared)
         # f uses parameters instead of nn.Linear, as in FIRE: models re-initialize every nn.Linear.
-        first, second = nn.Linear(2 * self.num_heads, width), nn.Linear(width, self.num_heads)
-        self.hidden_weight, self.hidden_bias = nn.Parameter(first.weight.data), nn.Parameter(first.bias.data)
+        first = nn.Linear(2 * self.num_heads, width)
+        second = nn.Linear(width, self.num_heads)
+        self.hidden_weight = nn.Parameter(first.weight.data)
+        self.hidden_bias = nn.Parameter(first.bias.data)
         self.output_weight = nn.Parameter(second.weight.data)
 
     def values(self, distance: Tensor) -> Tensor:

@@ -53,7 +53,9 @@ class DeBERTa(ScoresMixin, Encoding):
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         to_key, key_distances, to_query, query_distances = context.prepared
-        queries, keys, q_offset = q.size(-2), k.size(-2), context.q_offset
+        queries = q.size(-2)
+        keys = k.size(-2)
+        q_offset = context.q_offset
         columns = distance_slice(key_distances, queries, keys, q_offset, self.causal)
         content_to_position = relative_shift((q * self.scale) @ to_key[..., columns], keys, q_offset)
         if not as_positions(q_offset).is_consecutive:
@@ -63,7 +65,8 @@ class DeBERTa(ScoresMixin, Encoding):
         # Position-to-content scores have keys as rows; reversing rows and columns keeps the distances i − j
         # in decreasing order. Keys are processed in blocks, because otherwise each key would be multiplied
         # with the distances of all keys, even if there are only a few queries.
-        block_size, blocks = max(queries, 64), []
+        block_size = max(queries, 64)
+        blocks = []
         for start in range(0, keys, block_size):
             block = k[:, :, start : start + block_size].flip(-2) * self.scale
             columns = distance_slice(query_distances, queries, block.size(-2), q_offset - start, False)
@@ -72,7 +75,8 @@ class DeBERTa(ScoresMixin, Encoding):
 
     def _project_distances(self, projection, device, sign, *distances):
         """Returns the projected embeddings (H, d, W) of the distances of a score matrix."""
-        options, clamp = (self.k, sign), self.clamp_length
+        options = (self.k, sign)
+        clamp = self.clamp_length
         rows = distance_table(relative_index, options, *distances, device, clamp=clamp)
         embeddings = embedding_rows(self.rel_embeddings, 2 * self.k, device)
         select_first = len(rows) < len(embeddings)

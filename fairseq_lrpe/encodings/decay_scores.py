@@ -32,7 +32,8 @@ def prepare_decay(q: Tensor, k: Tensor, context: Context) -> Any:
         k: all keys, likewise, preceded by those of earlier calls.
         context: the context with ``log_decay``.
     """
-    decay, index = context.log_decay, context.q_offset
+    decay = context.log_decay
+    index = context.q_offset
     if decay is None:
         return None
     if not is_of_features(decay):
@@ -49,7 +50,8 @@ def decay_bias(q: Tensor, k: Tensor, context: Context) -> Tensor | None:
 
     The arguments and the result are those of :meth:`Encoding.bias`.
     """
-    decay, q_offset = context.log_decay, context.q_offset
+    decay = context.log_decay
+    q_offset = context.q_offset
     if decay is None or is_of_features(decay):
         return None
     queries = q.size(-2)

@@ -29,7 +29,8 @@ class DistanceBias(Encoding):
         raise NotImplementedError
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
-        queries, keys = q.size(-2), k.size(-2)
+        queries = q.size(-2)
+        keys = k.size(-2)
         dtype = sum_dtype(q.dtype)
         arguments = queries, keys, context.q_offset, self.causal, q.device, dtype
         distance = distance_table(torch.abs, (), *arguments, clamp=self.clamp_length)

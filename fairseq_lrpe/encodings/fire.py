@@ -54,12 +54,15 @@ class FIRE(ScoresMixin, Encoding):
                 "fire needs a width of at least 1 and a threshold of at least 0, "
                 f"not width {width} and threshold {threshold}"
             )
-        self.c, self.multiplier = nn.Parameter(torch.tensor([0.1])), nn.Parameter(torch.ones(1))
+        self.c = nn.Parameter(torch.tensor([0.1]))
+        self.multiplier = nn.Parameter(torch.ones(1))
         self.register_buffer("threshold", torch.tensor([float(threshold or max(1, self.max_positions // 4))]))
         # f uses parameters instead of nn.Linear, because models that re-initialize every nn.Linear with small
         # weights would reduce f to almost nothing.
-        first, second = nn.Linear(1, width), nn.Linear(width, self.num_heads)
-        self.hidden_weight, self.hidden_bias = nn.Parameter(first.weight.data), nn.Parameter(first.bias.data)
+        first = nn.Linear(1, width)
+        second = nn.Linear(width, self.num_heads)
+        self.hidden_weight = nn.Parameter(first.weight.data)
+        self.hidden_bias = nn.Parameter(first.bias.data)
         self.output_weight = nn.Parameter(second.weight.data)
 
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
@@ -72,7 +75,9 @@ class FIRE(ScoresMixin, Encoding):
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         distances, logs, threshold, near_bias = context.prepared
-        queries, keys, q_offset = q.size(-2), k.size(-2), context.q_offset
+        queries = q.size(-2)
+        keys = k.size(-2)
+        q_offset = context.q_offset
         columns = distance_slice(distances, queries, keys, q_offset, self.causal)
         i = as_positions(q_offset).values(queries, q.device)
         bias = expand_distances(near_bias[:, columns], queries, keys, q_offset)

@@ -51,7 +51,8 @@ class FoPE(TableEncoding):
                 "fope needs an even head_dim, and a sigma and a length of at least 0, not "
                 f"head_dim {self.head_dim}, sigma {sigma} and length {length}"
             )
-        pairs, length = self.head_dim // 2, length or self.max_positions
+        pairs = self.head_dim // 2
+        length = length or self.max_positions
         self.register_buffer("length", torch.tensor([float(length)]))
         self._frequencies = ("a", pairs, self.head_dim, self.max_positions)
         lowest = 2 * math.pi / length
@@ -69,7 +70,9 @@ class FoPE(TableEncoding):
         position = coordinates(offset, x.size(-2), x.device)
         theta = constant(rotary_frequencies, *self._frequencies, device=position.device, dtype=position.dtype)
         kept = theta >= 2 * math.pi / to_float64(self.length)
-        angles, parts = position * torch.where(kept, theta, 0.0), []  # in float64, as for RoPE
+        # in float64, as for RoPE
+        angles = position * torch.where(kept, theta, 0.0)
+        parts = []
         for part, weight in ((angles.cos(), self.cosine), (angles.sin(), self.sine)):
             parts.append(part + part @ (to_float64(weight) * (kept[:, None] & kept)))
         return torch.complex(*parts).to(x.device, complex_dtype(x))

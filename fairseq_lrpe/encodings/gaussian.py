@@ -24,7 +24,8 @@ class Gaussian(DistanceBias):
 
     def __init__(self, **shared):
         super().__init__(**shared)
-        self.w, self.b = nn.Parameter(torch.tensor([0.01])), nn.Parameter(torch.tensor([-0.1]))
+        self.w = nn.Parameter(torch.tensor([0.01]))
+        self.b = nn.Parameter(torch.tensor([-0.1]))
 
     def values(self, distance: Tensor) -> Tensor:
         w, b = (x.to(distance.dtype).abs() for x in (self.w, self.b))

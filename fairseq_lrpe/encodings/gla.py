@@ -8,7 +8,8 @@ from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.mixins import InputsMixin
 from fairseq_lrpe.ops.precision import at_least_float32
 
-RANK, TEMPERATURE = 16, 16
+RANK = 16
+TEMPERATURE = 16
 """Rank of the linear layer that computes the gates, and the divisor of their logarithms, as in the paper."""
 
 
@@ -27,7 +28,8 @@ class GLA(InputsMixin, Encoding):
     def __init__(self, **shared):
         super().__init__(**shared)
         width = self.num_heads * self.head_dim
-        self.w_in, self.w_out = nn.Linear(width, RANK, bias=False), nn.Linear(RANK, width)
+        self.w_in = nn.Linear(width, RANK, bias=False)
+        self.w_out = nn.Linear(RANK, width)
 
     def input_features(self, x: Tensor) -> Tensor:
         """Returns log α (B, H, n, d)."""

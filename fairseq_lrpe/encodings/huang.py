@@ -63,8 +63,10 @@ class Huang(ScoresMixin, Encoding):
                 "huang needs a clipping distance k of at least 1 and a method from 1 to 4, "
                 f"not k {k} and method {method}"
             )
-        self.k, self.method = k, method
-        rows, width = k + 1 if method == 1 else 2 * k + 1, 1 if method < 3 else self.head_dim
+        self.k = k
+        self.method = method
+        rows = k + 1 if method == 1 else 2 * k + 1
+        width = 1 if method < 3 else self.head_dim
         self.a = nn.Parameter(torch.ones(rows, width))
         if method == 4:
             nn.init.xavier_uniform_(self.a)
@@ -79,7 +81,8 @@ class Huang(ScoresMixin, Encoding):
         return (k * self.scale) @ self.a.mT if self.method == 4 else None
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
-        index, key_products = self._index(q, k, context.q_offset), context.prepared
+        index = self._index(q, k, context.q_offset)
+        key_products = context.prepared
         of_queries = ((q * self.scale) @ self.a.mT).gather(-1, index.expand(*q.shape[:2], -1, -1))
         of_keys = key_products[:, :, : k.size(-2)].gather(-1, index.mT.expand(*k.shape[:2], -1, -1))
         return of_queries + of_keys.mT
@@ -96,7 +99,8 @@ class Huang(ScoresMixin, Encoding):
                 scores = torch.where(index == n, (q * vector) @ k.mT, scores)
             return scores
         # Between the clipping distances, a query and a row of ``a`` belong to only one key.
-        queries, first = q.size(-2), self.k if self.causal else 0
+        queries = q.size(-2)
+        first = self.k if self.causal else 0
         last = self.k + min(self.k, self.clamp_length or self.k)
         near_keys = F.pad(k, (0, 0, self.k - q_offset, q_offset + queries + self.k - k.size(-2)))
         near = [

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.distance_bias import DistanceBias
 
-MIN_VALUE, MAX_POWER = 0.01, 2.0
+MIN_VALUE = 0.01
+MAX_POWER = 2.0
 """Lower bound of both parameters, and upper bound of the power, as in the authors' code."""
 
 

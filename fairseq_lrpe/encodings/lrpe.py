@@ -108,7 +108,9 @@ class LRPE(PermutationBuffer, RotaryEncoding):
             raise ValueError(
                 f"the mixed core rotates half of the features: head_dim must be at least 3, not {d}"
             )
-        self.core, self.rotation, self.learn_theta = core, rotation, learn_theta
+        self.core = core
+        self.rotation = rotation
+        self.learn_theta = learn_theta
 
         if core == "permutation":
             self.store_permutation(torch.randperm(d))
@@ -154,7 +156,8 @@ class LRPE(PermutationBuffer, RotaryEncoding):
 
     def _angles(self, offset, length):
         """Returns the learned angles (n,) in float64, scaled."""
-        theta, scaling = to_float64(self.theta).flatten(), self.scaling_at(offset, length)
+        theta = to_float64(self.theta).flatten()
+        scaling = self.scaling_at(offset, length)
         return theta if scaling is None else scaling.scale(theta, self.rotated_width)
 
     def encode(self, x: Tensor, table: Tensor | PermutationTable) -> Tensor:

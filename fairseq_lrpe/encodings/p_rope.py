@@ -18,7 +18,9 @@ class PRoPE(RoPE):
 
     def __init__(self, *, p: float = 0.75, **shared):
         super().__init__(**shared)
-        self.p, self.pairs = p, int(p * self.pairs + 1e-9)  # 49 · (1/49) is below 1
+        # 49 · (1/49) is below 1
+        self.p = p
+        self.pairs = int(p * self.pairs + 1e-9)
         if not 0 < p <= 1 or not self.pairs:
             raise ValueError(
                 f"p_rope needs a p from 1/{self.head_dim // 2} to 1, to keep a frequency, not {p}"

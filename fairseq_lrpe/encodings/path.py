@@ -13,7 +13,8 @@ from fairseq_lrpe.ops.normalization import unit_vectors
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 from fairseq_lrpe.ops.reflections import ReflectedKeys
 
-RANK, KERNEL_SIZE = 32, 3
+RANK = 32
+KERNEL_SIZE = 3
 """Rank of the linear layer and kernel size of the convolution that compute w, as in the authors' code."""
 
 
@@ -38,7 +39,8 @@ class PaTH(ScoresMixin, InputsMixin, Encoding):
     def __init__(self, **shared):
         super().__init__(**shared)
         width = self.num_heads * self.head_dim
-        self.w_in, self.w_out = nn.Linear(width, RANK, bias=False), nn.Linear(RANK, width, bias=False)
+        self.w_in = nn.Linear(width, RANK, bias=False)
+        self.w_out = nn.Linear(RANK, width, bias=False)
         self.convolution = nn.Parameter(torch.empty(KERNEL_SIZE, width))
         self.beta = nn.Linear(width, self.num_heads)
         nn.init.uniform_(self.convolution, -(KERNEL_SIZE**-0.5), KERNEL_SIZE**-0.5)
@@ -49,7 +51,8 @@ class PaTH(ScoresMixin, InputsMixin, Encoding):
     def input_features(self, x: Tensor) -> Tensor:
         """Returns √β_s w_s (B, H, n, d), from which H_s is computed."""
         x = x.transpose(0, 1).contiguous()  # the convolution shifts along the first dimension
-        w, length = self.w_out(self.w_in(x)), len(x) - self.left_context
+        w = self.w_out(self.w_in(x))
+        length = len(x) - self.left_context
         w = F.silu(sum(w[t : t + length] * row for t, row in enumerate(self.convolution)))
         w = unit_vectors(at_least_float32(w).unflatten(-1, (self.num_heads, -1)))
         beta = self.beta(x[self.left_context :]).to(w.dtype)

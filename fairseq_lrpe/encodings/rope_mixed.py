@@ -44,7 +44,8 @@ class RoPEMixed(RotaryEncoding):
 
     def __init__(self, **shared):
         super().__init__(**shared)
-        heads, d = self.num_heads, self.head_dim
+        heads = self.num_heads
+        d = self.head_dim
         if self.axes > 2:
             raise ValueError(f"rope_mixed has angles for 1 or 2 coordinates, not {self.axes}: use liere")
         if d % (2 * self.axes):
@@ -66,7 +67,8 @@ class RoPEMixed(RotaryEncoding):
         """Returns the phases (H, L, d/2) of the positions of x (B, H, L, d)."""
         position = coordinates(offset, x.size(-2), x.device)
         # The angles are computed in float64, as for RoPE.
-        theta, scaling = to_float64(self.theta), self.scaling_at(offset, x.size(-2))
+        theta = to_float64(self.theta)
+        scaling = self.scaling_at(offset, x.size(-2))
         theta = theta if scaling is None else scaling.scale(theta, self.head_dim)
         angles = torch.einsum("la,aht->hlt", position, theta)
         return torch.polar(torch.ones_like(angles), angles).to(x.device, complex_dtype(x))

@@ -13,7 +13,9 @@ from fairseq_lrpe.ops.normalization import unit_vectors
 from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.ops.rotation import complex_dtype, rotate_pairs
 
-RANK, KERNEL_SIZE, BASE = 16, 4, 500_000.0
+RANK = 16
+KERNEL_SIZE = 4
+BASE = 500_000.0
 """Rank of the linear layer, size of the convolution and base of the temperatures, as in the paper."""
 
 _GATE_HELP = "multiply selective RoPE's angles by a gate of each head"
@@ -42,8 +44,10 @@ class SelectiveRoPE(InputsMixin, Encoding):
             raise ValueError(
                 f"{self.name} rotates pairs of features: head_dim must be even, not {self.head_dim}"
             )
-        width, angles = self.num_heads * self.head_dim, self.num_heads * self.head_dim // 2
-        self.w_in, self.w_out = nn.Linear(width, RANK, bias=False), nn.Linear(RANK, angles, bias=False)
+        width = self.num_heads * self.head_dim
+        angles = self.num_heads * self.head_dim // 2
+        self.w_in = nn.Linear(width, RANK, bias=False)
+        self.w_out = nn.Linear(RANK, angles, bias=False)
         self.convolution = nn.Parameter(torch.empty(KERNEL_SIZE, angles))
         nn.init.uniform_(self.convolution, -(KERNEL_SIZE**-0.5), KERNEL_SIZE**-0.5)
         self.angle_gate = nn.Linear(width, self.num_heads) if gate else None
@@ -51,7 +55,8 @@ class SelectiveRoPE(InputsMixin, Encoding):
     def input_features(self, x: Tensor) -> Tensor:
         """Returns φ (B, H, n, d/2)."""
         x = unit_vectors(at_least_float32(x)).to(x.dtype)
-        y, length = self.w_out(self.w_in(x)), x.size(1) - self.left_context
+        y = self.w_out(self.w_in(x))
+        length = x.size(1) - self.left_context
         phi = sum(y[:, t : t + length] * row for t, row in enumerate(self.convolution))
         phi = at_least_float32(phi).unflatten(-1, (self.num_heads, -1))
         if self.angle_gate is not None:

@@ -60,7 +60,8 @@ class Shaw(ValuesMixin, Encoding):
             raise ValueError(f"{self.name} needs a clipping distance k of at least 1, not {k}")
         if k_after < -1:
             raise ValueError(f"{self.name} needs a k_after of at least 0, or -1 to use k, not {k_after}")
-        self.k, self.k_after = k, k if k_after == -1 else k_after
+        self.k = k
+        self.k_after = k if k_after == -1 else k_after
         self.per_head = per_head
         self.needs_weights = values
         self._create_vectors()

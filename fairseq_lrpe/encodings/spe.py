@@ -95,13 +95,17 @@ class SPE(GatedSPE):
         gain = nn.functional.softplus(self.gains) / 2**0.5
         positional, constant = self.amplitudes()
         z1, z2, z3 = self.draw()
-        z1, z2, z3 = positional * gain * z1, positional * gain * z2, constant * z3
+        z1 = positional * gain * z1
+        z2 = positional * gain * z2
+        z3 = constant * z3
         # The offsets o are applied to the noise instead of the angles, so that q and k share their sines.
-        cos, sin = self.offsets.cos(), self.offsets.sin()
+        cos = self.offsets.cos()
+        sin = self.offsets.sin()
         q_noise = torch.cat([cos * z1 + sin * z2, cos * z2 - sin * z1, z3], dim=1)
         k_noise = torch.cat([z1, z2, z3], dim=1)
         q_table, k_table = position_tables(self._sines, q, k, context)
-        q, k = self._features(q, q_table), self._features(k, k_table)
+        q = self._features(q, q_table)
+        k = self._features(k, k_table)
         return q @ q_noise.to(q.dtype), k @ k_noise.to(k.dtype)
 
     def _sines(self, x, offset):

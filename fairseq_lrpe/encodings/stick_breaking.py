@@ -32,7 +32,8 @@ class StickBreaking(ScoresMixin, Encoding):
     log_weights = True
 
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
-        content, padding = self.scale * q @ k.mT, context.key_padding_mask
+        content = self.scale * q @ k.mT
+        padding = context.key_padding_mask
         z = at_least_float32(content)
         # Excluded are the key of the query itself, and later ones.
         excluded = torch.ones(z.shape[-2:], dtype=torch.bool, device=z.device).triu(context.q_offset)

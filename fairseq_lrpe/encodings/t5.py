@@ -51,12 +51,14 @@ class T5(Encoding):
                 "t5 needs a number of buckets that is a multiple of 4 and a max distance above half of it, "
                 f"not {buckets} buckets and max distance {max_distance}"
             )
-        self.buckets, self.max_distance = buckets, max_distance
+        self.buckets = buckets
+        self.max_distance = max_distance
         self.relative_attention_bias = nn.Embedding(buckets, self.num_heads)
         nn.init.normal_(self.relative_attention_bias.weight, std=0.02)
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
-        queries, keys = q.size(-2), k.size(-2)
+        queries = q.size(-2)
+        keys = k.size(-2)
         options = (self.causal, self.buckets, self.max_distance)
         distances = queries, keys, context.q_offset, self.causal, q.device
         bucket = distance_table(relative_bucket, options, *distances, clamp=self.clamp_length)

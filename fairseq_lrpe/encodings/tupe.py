@@ -14,7 +14,8 @@ from fairseq_lrpe.ops.layers import embedding_rows, is_unchanged
 from fairseq_lrpe.ops.position_index import as_positions
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
-BUCKETS, MAX_DISTANCE = 32, 128
+BUCKETS = 32
+MAX_DISTANCE = 128
 """Number of buckets and maximum distance of TUPE-R's relative bias, which is that of T5."""
 
 
@@ -54,12 +55,14 @@ class TUPE(ScoresMixin, Encoding):
 
     def __init__(self, *, cls: bool = True, relative_bias: bool = False, **shared):
         super().__init__(**shared)
-        self.cls, self.relative_bias = cls and not self.causal, relative_bias
+        self.cls = cls and not self.causal
+        self.relative_bias = relative_bias
         self.scale = (2 * self.head_dim) ** -0.5
         width = self.num_heads * self.head_dim
         self.positions = nn.Embedding(self.max_positions + self.cls, width)
         self.norm = nn.LayerNorm(width)
-        self.to_query, self.to_key = nn.Linear(width, width), nn.Linear(width, width)
+        self.to_query = nn.Linear(width, width)
+        self.to_key = nn.Linear(width, width)
         if relative_bias:
             self.buckets = nn.Embedding(BUCKETS + self.cls, self.num_heads)
         for module in self.children():
@@ -82,8 +85,10 @@ class TUPE(ScoresMixin, Encoding):
         rows = self.norm(embedding_rows(self.positions, last + 1 + self.cls, q.device))
         cls_scores = None
         if self.cls:
-            cls_q, cls_k = self._project(self.to_query, rows[:2]), self._project(self.to_key, rows[:2])
-            cls_scores, rows = self.scale * (cls_q * cls_k).sum(-1), rows[1:]
+            cls_q = self._project(self.to_query, rows[:2])
+            cls_k = self._project(self.to_key, rows[:2])
+            cls_scores = self.scale * (cls_q * cls_k).sum(-1)
+            rows = rows[1:]
         position_q = self.scale * self._project(self.to_query, rows[first:end])
         return first, *self._factors(position_q, rows), cls_scores
 
@@ -106,7 +111,9 @@ class TUPE(ScoresMixin, Encoding):
 
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         first, position_q, position_k, cls_scores = context.prepared
-        queries, keys, q_offset = q.size(-2), k.size(-2), context.q_offset
+        queries = q.size(-2)
+        keys = k.size(-2)
+        q_offset = context.q_offset
         positions = as_positions(q_offset)
         i = positions.values(queries, q.device)
         j = positions.key_values(keys, q.device)

@@ -34,7 +34,8 @@ class XPos(RoPE):
             raise ValueError(f"xpos needs a positive gamma, not {gamma}")
         if scale_base < 1:
             raise ValueError(f"xpos needs a scale base of at least 1, not {scale_base}")
-        self.gamma, self.scale_base = gamma, scale_base
+        self.gamma = gamma
+        self.scale_base = scale_base
 
     def log_decay(self, context: Context = START) -> Tensor | None:
         options = self.head_dim // 2, self.gamma, self.scale_base

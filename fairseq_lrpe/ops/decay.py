@@ -105,7 +105,8 @@ def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tenso
         return gated_products(log_decay[None, :, None].expand(-1, -1, k.size(-2), -1))
     block_size = stable_block_size(log_decay, 64)
     half = block_size // 2
-    num_keys, dtype = k.size(-2), sum_dtype(q.dtype)
+    num_keys = k.size(-2)
+    dtype = sum_dtype(q.dtype)
     powers = torch.arange(num_keys + half - 1, -max(1, q.size(-2)) - half, -1, device=log_decay.device)
     # Keys far after the middle come after every query, so their products only have to be finite.
     weights = torch.exp(log_decay[:, None] * powers[:, None].clamp(min=-half)).to(q.device, dtype)
@@ -207,8 +208,10 @@ def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]
         dtype = sum_dtype(q.dtype)
         rows = q.size(-2)
         c = (sums[..., : first + rows, :] - sums[..., first : first + 1, :]).to(q.device, dtype)
-        earlier, inner = c[..., :first, :], c[..., first:, :]
-        q, k = q.to(dtype), k.to(dtype)
+        earlier = c[..., :first, :]
+        inner = c[..., first:, :]
+        q = q.to(dtype)
+        k = k.to(dtype)
         inside = _products_inside(q, k[..., first : first + rows, :], inner)
         before = (q * inner.exp()) @ (k[..., :first, :] * earlier.neg().exp()).mT
         return F.pad(torch.cat([before, inside], dim=-1), (0, k.size(-2) - first - rows))

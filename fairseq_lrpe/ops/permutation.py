@@ -196,13 +196,16 @@ def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length:
     if offset < 0:
         raise ValueError(f"positions must not be negative, but the first one is {offset}")
     power = torch.arange(permutation.size(-1), device=permutation.device).expand_as(permutation)
-    square, bits = permutation, offset
+    square = permutation
+    bits = offset
     while bits:
         if bits & 1:
             power = power.gather(-1, square)
-        square, bits = square.gather(-1, square), bits >> 1
+        square = square.gather(-1, square)
+        bits = bits >> 1
 
-    powers, step = power.unsqueeze(-2), permutation
+    powers = power.unsqueeze(-2)
+    step = permutation
     while powers.size(-2) < length:  # n powers and π^n give the next n powers
         powers = torch.cat([powers, powers.gather(-1, step.unsqueeze(-2).expand_as(powers))], dim=-2)
         step = step.gather(-1, step)

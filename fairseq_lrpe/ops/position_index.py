@@ -14,7 +14,8 @@ from fairseq_lrpe.ops.autograd import is_transformed
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.ops.torch_internals import assert_in_kernel
 
-_MAX_DISTANCES, _MAX_DISTANCES_PER_TOKEN = 2**16, 16
+_MAX_DISTANCES = 2**16
+_MAX_DISTANCES_PER_TOKEN = 16
 """Number of distances, and of distances per query and key, up to which tables have all possible distances."""
 
 
@@ -209,7 +210,8 @@ def check_token_positions(index: PositionIndex, length: int, axes: int, ascendin
                 f"{tuple(x.shape)}"
             )
     if has_values(positions) and length:
-        first, last = positions.amin(), positions.amax()
+        first = positions.amin()
+        last = positions.amax()
         in_range = (first >= 0) & (last <= index.max_position)
         _require(in_range, f"positions must be from 0 to max_position {index.max_position}")
         if of_keys is not positions:
@@ -239,7 +241,8 @@ def diagonal_position_index(rows: int, columns: int, device: torch.device | None
 
 def grid_position_index(rows: int, columns: int, device: torch.device | None = None) -> PositionIndex:
     """Returns the coordinates (row, column) of the tokens of a grid, which are in row-major order."""
-    row, column = torch.arange(rows, device=device), torch.arange(columns, device=device)
+    row = torch.arange(rows, device=device)
+    column = torch.arange(columns, device=device)
     index = torch.cartesian_prod(row, column)
     return PositionIndex(index, index, max(rows, columns) - 1)
 

@@ -54,7 +54,8 @@ class ReflectedKeys:
             F.pad(x, (0, 0, 0, -num_new % block_size)).unflatten(2, (-(-num_new // block_size), block_size))
             for x in (keys, u)
         )
-        right_side, u64 = torch.cat([(u @ keys.mT).tril(-1), u], dim=-1), to_float64(u)
+        right_side = torch.cat([(u @ keys.mT).tril(-1), u], dim=-1)
+        u64 = to_float64(u)
         system = (u64 @ u64.mT).tril(-1)
         solution = torch.linalg.solve_triangular(
             system, to_float64(right_side), upper=False, unitriangular=True
@@ -73,9 +74,12 @@ class ReflectedKeys:
             ]
             moved, transition = _merge_blocks(list(zip(*groups, strict=True)))
             self._merged = list(zip(torch.cat(moved, dim=-2).unbind(2), transition.unbind(2), strict=True))
-        self._block_size, self._num_keys, self._earlier = block_size, k.size(2), earlier
+        self._block_size = block_size
+        self._num_keys = k.size(2)
+        self._earlier = earlier
         # Blocks are kept in lists, because the gradient of a slice would be as large as the whole tensor.
-        self._keys_and_u, self._solution = torch.cat([keys, u], dim=-2).unbind(2), solution.unbind(2)
+        self._keys_and_u = torch.cat([keys, u], dim=-2).unbind(2)
+        self._solution = solution.unbind(2)
         self._blocks = list(zip(end_keys.unbind(2), transitions.unbind(2), strict=True))
 
     def scores(self, q: Tensor, q_offset: int) -> Tensor:
@@ -87,9 +91,12 @@ class ReflectedKeys:
             q: queries (B, H, Lq, d).
             q_offset: position of the first query; key 0 is at position 0.
         """
-        block_size, length = self._block_size, q.size(2)
+        block_size = self._block_size
+        length = q.size(2)
         position = q_offset - self._earlier.size(2)
-        first, front = position // block_size, position % block_size  # torch.compile has no divmod
+        # torch.compile has no divmod
+        first = position // block_size
+        front = position % block_size
         num_blocks = -(-(front + length) // block_size)
         q = F.pad(q, (0, 0, front, num_blocks * block_size - front - length))
         q = q.unflatten(2, (num_blocks, block_size))
@@ -99,7 +106,8 @@ class ReflectedKeys:
         qk, qu = (q @ keys_and_u.mT).split(block_size, dim=-1)
         result = torch.cat([qk, q], dim=-1) - qu.tril() @ solution
         inner, start_q = (x.unbind(2) for x in result.split([block_size, q.size(-1)], dim=-1))
-        columns, moved = [inner[-1]], start_q[-1]
+        columns = [inner[-1]]
+        moved = start_q[-1]
         # ``moved`` contains the queries of later blocks, reflected at all positions after block j.
         for j in reversed(range(num_blocks - 1)):
             end_keys, transition = self._blocks[first + j]
@@ -120,7 +128,8 @@ class ReflectedKeys:
         moved, transition = _merge_blocks(blocks)
         earlier = self._earlier
         if block == 1:  # uses W and U, which are cheaper than the d × d transition for a single new key
-            w, u = self._solution[0][..., self._block_size :], self._keys_and_u[0][..., self._block_size :, :]
+            w = self._solution[0][..., self._block_size :]
+            u = self._keys_and_u[0][..., self._block_size :, :]
             earlier = earlier - earlier @ w.mT @ u
         elif moved:
             earlier = earlier @ transition.mT
@@ -138,7 +147,8 @@ def _merge_blocks(blocks):
         A list of the keys of each block, reflected at all later positions of all blocks, and the transition
         of the merged block, which is None if there are no blocks.
     """
-    moved, transition = [], None
+    moved = []
+    transition = None
     for keys, step in reversed(blocks):
         moved.append(keys if transition is None else keys @ transition.mT)
         transition = step if transition is None else transition @ step

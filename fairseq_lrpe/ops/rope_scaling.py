@@ -11,8 +11,10 @@ from fairseq_lrpe.utils.suggest import choices
 SCALINGS = ("linear", "ntk", "dynamic", "yarn", "llama3")
 _NEED_LENGTH = ("dynamic", "yarn", "llama3")
 _BASE = 10000
-_YARN_FAST, _YARN_SLOW = 32, 1
-_LLAMA3_HIGH, _LLAMA3_LOW = 4, 1
+_YARN_FAST = 32
+_YARN_SLOW = 1
+_LLAMA3_HIGH = 4
+_LLAMA3_LOW = 1
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,8 @@ def rotate_pairs(x: Tensor, table: Tensor) -> Tensor:
     pairs = x.to(table.real.dtype).unflatten(-1, (-1, 2))
     if torch.compiler.is_compiling():  # compilers fuse real operations only
         first, second = pairs.unbind(-1)
-        cos, sin = table.real, table.imag
+        cos = table.real
+        sin = table.imag
         rotated = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1)
         return rotated.flatten(-2).to(x.dtype)
     # view_as_complex requires even offsets and strides.
@@ -138,7 +139,8 @@ def rotate_pairs(x: Tensor, table: Tensor) -> Tensor:
 def rotate_halves(x: Tensor, table: Tensor) -> Tensor:
     """Multiplies the complex numbers x = [Re, Im] (..., 2d) by the phases ``table`` (..., d)."""
     real, imaginary = x.chunk(2, dim=-1)
-    cos, sin = table.real.to(x.dtype), table.imag.to(x.dtype)
+    cos = table.real.to(x.dtype)
+    sin = table.imag.to(x.dtype)
     return torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
 
 
@@ -168,7 +170,8 @@ class _ComplexFeatures(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        (x, cos, sin), (g_cos, g_sin) = ctx.saved_tensors, g.chunk(2, dim=-1)
+        (x, cos, sin) = ctx.saved_tensors
+        (g_cos, g_sin) = g.chunk(2, dim=-1)
         g_x = torch.addcmul(g_cos * cos, g_sin, sin)
         if x is None:
             return g_x, None, None

@@ -54,7 +54,8 @@ def run(function: Callable, parts: Sequence) -> list:
     if len(parts) == 1 or torch.get_num_threads() == 1 or has_dispatch_mode():
         return [function(part) for part in parts]
     # Both settings are local to a thread. Denormal numbers that are not flushed to 0 are slow.
-    inference, flush_denormal = torch.is_inference_mode_enabled(), _MIN_DENORMAL * 1.0 == 0.0
+    inference = torch.is_inference_mode_enabled()
+    flush_denormal = _MIN_DENORMAL * 1.0 == 0.0
 
     def run_part(part):
         torch.set_flush_denormal(flush_denormal)

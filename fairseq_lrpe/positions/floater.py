@@ -37,7 +37,8 @@ class Floater(RecurrentTable):
         nn.init.zeros_(self.outer.bias)
 
     def step_function(self) -> Callable[[Tensor, int], Tensor]:
-        h, d = self._derivative(), self.delta
+        h = self._derivative()
+        d = self.delta
 
         def step(p, k):
             p = p.unflatten(0, (-1, self.embed_dim))
@@ -53,9 +54,12 @@ class Floater(RecurrentTable):
         """Returns the function h of p (.., E) and a number t."""
         if not self.has_plain_layers:
             return lambda p, t: self.outer(torch.tanh(self.inner(F.pad(p, (0, 1), value=t))))
-        w1, b1 = at_least_float32(self.inner.weight), at_least_float32(self.inner.bias)
-        w2, b2 = at_least_float32(self.outer.weight), at_least_float32(self.outer.bias)
-        w_p, w_t = w1[:, :-1].contiguous(), w1[:, -1]
+        w1 = at_least_float32(self.inner.weight)
+        b1 = at_least_float32(self.inner.bias)
+        w2 = at_least_float32(self.outer.weight)
+        b2 = at_least_float32(self.outer.bias)
+        w_p = w1[:, :-1].contiguous()
+        w_t = w1[:, -1]
         return lambda p, t: F.linear(torch.tanh(F.linear(p, w_p, w_t * t + b1)), w2, b2)
 
 

@@ -44,6 +44,7 @@ class Recurrent(RecurrentTable):
     def step_function(self) -> Callable[[Tensor, int], Tensor]:
         if not self.has_plain_layers:
             return lambda p, k: p + self.outer(torch.tanh(self.inner(p)))
-        w1, b = at_least_float32(self.inner.weight), at_least_float32(self.inner.bias)
+        w1 = at_least_float32(self.inner.weight)
+        b = at_least_float32(self.inner.bias)
         w2 = at_least_float32(self.outer.weight)
         return lambda p, k: p + w2 @ torch.tanh(w1 @ p + b)

@@ -76,7 +76,8 @@ class RecurrentTable(AbsolutePosition):
 
     def _iterate(self, p, k, count):
         """Returns the ``count`` rows after the row p of position k."""
-        step, rows = self.step_function(), []
+        step = self.step_function()
+        rows = []
         for i in range(k, k + count):
             p = step(p, i)
             rows.append(p)

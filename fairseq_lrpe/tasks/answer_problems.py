@@ -70,15 +70,18 @@ class MQAR(ItemsProblem):
         return 4 * self.num_items
 
     def sequence(self, random, length, split):
-        rng, half = np.random.default_rng(random.getrandbits(64)), self.vocab_size // 2
+        rng = np.random.default_rng(random.getrandbits(64))
+        half = self.vocab_size // 2
         pairs = 2 ** random.randint(math.ceil(math.log2(self.min_items)), int(math.log2(self.num_items)))
         tokens = rng.integers(self.vocab_size, size=length + 1)
         keys, values = (rng.choice(half - first, pairs, replace=False) + first for first in (1, 0))
         values += half
-        tokens[: 2 * pairs : 2], tokens[1 : 2 * pairs : 2] = keys, values
+        tokens[: 2 * pairs : 2] = keys
+        tokens[1 : 2 * pairs : 2] = values
         law = np.arange(1.0, (length - 2 * pairs) // 2 + 1) ** (POWER - 1)
         queries = 2 * pairs + 2 * rng.choice(len(law), pairs, replace=False, p=law / law.sum())
-        tokens[queries], tokens[queries + 1] = keys, values
+        tokens[queries] = keys
+        tokens[queries + 1] = values
         return tokens, queries + 1
 
 
@@ -106,7 +109,8 @@ class ListProblem(ItemsProblem):
         start, equals, end = range(self.num_types, self.num_types + 3)
         count = random.randint(self.min_items, self.num_items)
         items = [random.randrange(self.num_types) for _ in range(count)]
-        question, answer = [start, *items, equals], [*self.answer(items), end]
+        question = [start, *items, equals]
+        answer = [*self.answer(items), end]
         filler = [end] * (length + 1 - len(question) - len(answer))
         return [*question, *answer, *filler], range(len(question), len(question) + len(answer))
 
@@ -175,7 +179,8 @@ class Needle(AnswerProblem):
         return 2 * (1 + self.KEY + self.NUMBER)
 
     def sequence(self, random, length, split):
-        number, text = read_symbols(self.haystack), read_text(self.haystack, split)
+        number = read_symbols(self.haystack)
+        text = read_text(self.haystack, split)
         needle, question = map(number.get, MARKS)
         key = [number[letter] for letter in random.choices(string.ascii_lowercase, k=self.KEY)]
         digits = [number[digit] for digit in random.choices(string.digits, k=self.NUMBER)]
@@ -185,7 +190,8 @@ class Needle(AnswerProblem):
                 f"{self.haystack} has {len(text)} tokens for {split}, fewer than the {hay} needed: pass a "
                 "smaller --tokens-per-sample, or another --haystack"
             )
-        start, place = random.randrange(len(text) - hay + 1), random.randint(0, hay)
+        start = random.randrange(len(text) - hay + 1)
+        place = random.randint(0, hay)
         text = text[start : start + hay].astype(int) - NSPECIAL  # special tokens remain what they are
         tokens = [text[:place], [needle, *key, *digits], text[place:], [question, *key, *digits]]
         return np.concatenate(tokens), range(length + 1 - self.NUMBER, length + 1)

@@ -61,7 +61,8 @@ class TextDataset(LabeledDataset):
 
     def __init__(self, task, split: str):
         super().__init__(task, split)
-        self.shuffle, self.task = split == "train", task
+        self.shuffle = split == "train"
+        self.task = task
         count = task.about["inputs"]
         self.texts = [MMapIndexedDataset(f"{self.prefix}.input{i}") for i in range(count)]
         lengths = [np.maximum(text.sizes.astype(np.int64), 1) for text in self.texts]
@@ -119,7 +120,8 @@ class ClassificationTask(LabeledTask):
         """Returns the model's truncated inputs for the texts of a row."""
         # An empty text becomes one unknown word.
         texts = [text if len(text) else text.new_tensor([self.dictionary.unk()]) for text in texts]
-        limit, begin = self.cfg.max_positions, texts[0].new_tensor([self.dictionary.bos()])
+        limit = self.cfg.max_positions
+        begin = texts[0].new_tensor([self.dictionary.bos()])
         if self.joined:
             end = begin.new_tensor([self.dictionary.eos()])
             a, b = truncated_lengths(*map(len, texts), limit - 3)

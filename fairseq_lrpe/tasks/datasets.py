@@ -31,7 +31,8 @@ class SequenceDataset(FairseqDataset):
         if not samples:
             return {}
         tokens = torch.stack([sequence for _, sequence in samples])
-        source, target = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        source = tokens[:, :-1].contiguous()
+        target = tokens[:, 1:].contiguous()
         lengths = torch.full((len(samples),), source.size(1))
         return {
             "id": torch.tensor([int(index) for index, _ in samples]),
@@ -51,7 +52,8 @@ class LabeledDataset(FairseqDataset):
     can_reuse_epoch_itr_across_epochs = False  # because batches differ between epochs
 
     def __init__(self, task, split: str):
-        self.cfg, self.prefix = task.cfg, Path(task.cfg.data, split)
+        self.cfg = task.cfg
+        self.prefix = Path(task.cfg.data, split)
         self.labels = np.load(f"{self.prefix}.label.npy", mmap_mode="r")
 
     def __len__(self):

@@ -123,12 +123,14 @@ class AugmentedDataset(ImageDataset):
 
     def ordered_indices(self):
         """Returns the sample indices of this epoch in order."""
-        count, repeats = len(self), self.cfg.repeats
+        count = len(self)
+        repeats = self.cfg.repeats
         images = self.generator(ORDER).permutation(count)[: -(-count // repeats)]
         return (images[:, None] * repeats + np.arange(repeats)).ravel()[:count]
 
     def __getitem__(self, index):
-        number, rng = int(index) // self.cfg.repeats, self.generator(IMAGE, int(index))
+        number = int(index) // self.cfg.repeats
+        rng = self.generator(IMAGE, int(index))
         image = transforms.random_resized_crop(self.image(number), self.cfg.image_size, rng)
         box = None
         if self.cfg.recipe == "full":
@@ -145,7 +147,8 @@ class AugmentedDataset(ImageDataset):
         """Returns a batch with a BatchAugmentation and the soft, mixed targets (B, classes)."""
         batch = super().collater(samples)
         if batch:
-            rng, mixing = self.generator(BATCH, *batch["id"].tolist()), None
+            rng = self.generator(BATCH, *batch["id"].tolist())
+            mixing = None
             batch["target"] = soft_targets(batch["target"], self.classes, self.cfg.smoothing)
             if self.cfg.mixing != "none":
                 mixing = random_mixing(*batch["net_input"]["images"].shape[1:3], rng)

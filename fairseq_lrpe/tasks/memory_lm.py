@@ -66,11 +66,18 @@ class SegmentDataset(SequenceDataset):
                 f"{streams:,} streams, but a segment of {length:,} needs {length + 1:,}: "
                 "reduce --streams or --tokens-per-sample"
             )
-        self.tokens, self.streams, self.length, self.split, self.pad = tokens, streams, length, split, pad
-        bounds, overlap = np.arange(streams + 1) * (len(tokens) // streams), 0
+        self.tokens = tokens
+        self.streams = streams
+        self.length = length
+        self.split = split
+        self.pad = pad
+        bounds = np.arange(streams + 1) * (len(tokens) // streams)
+        overlap = 0
         if split != "train":
-            bounds, overlap = np.arange(streams + 1) * (len(tokens) - 1) // streams, 1
-        self.starts, self.ends = bounds[:-1], bounds[1:] + overlap
+            bounds = np.arange(streams + 1) * (len(tokens) - 1) // streams
+            overlap = 1
+        self.starts = bounds[:-1]
+        self.ends = bounds[1:] + overlap
         self.stream_length = int((self.ends - self.starts).max())
         self.segments = -(-(self.stream_length - 1) // length)
 
@@ -130,7 +137,8 @@ class MemoryLMTask(LanguageModelingTask):
     @staticmethod
     def check_arguments(args):
         """Raises a UserError unless --sample-break-mode is eos in generation, and none in other commands."""
-        generating, mode = hasattr(args, "beam"), args.sample_break_mode
+        generating = hasattr(args, "beam")
+        mode = args.sample_break_mode
         needed = "eos" if generating else "none"
         if mode != needed:
             purpose = "generation" if generating else "training and evaluation"
@@ -142,9 +150,11 @@ class MemoryLMTask(LanguageModelingTask):
             return super().load_dataset(split, epoch, combine, **kwargs)
         paths = self.args.data.split(os.pathsep)
         prefix = Path(paths[(epoch - 1) % len(paths)], split)
-        streams, length = self.args.streams, self.args.tokens_per_sample
+        streams = self.args.streams
+        length = self.args.tokens_per_sample
         with exit_on_error("fairseq_lrpe"):
-            tokens, pad = read_tokens(prefix), self.dictionary.pad()
+            tokens = read_tokens(prefix)
+            pad = self.dictionary.pad()
             self.datasets[split] = SegmentDataset(tokens, streams, length, split, pad)
 
     def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, epoch=1, **kwargs):
@@ -152,7 +162,8 @@ class MemoryLMTask(LanguageModelingTask):
         if not isinstance(dataset, SegmentDataset):  # lines for generation
             sizes = {"max_tokens": max_tokens, "max_sentences": max_sentences, "epoch": epoch}
             return super().get_batch_iterator(dataset, **sizes, **kwargs)
-        streams, processes = dataset.streams, kwargs.get("num_shards", 1)
+        streams = dataset.streams
+        processes = kwargs.get("num_shards", 1)
         with exit_on_error("fairseq_lrpe"):
             limits = [max_sentences, max_tokens and max(1, max_tokens // dataset.length)]
             batches = dataset.batches(min(filter(None, limits), default=None), processes)

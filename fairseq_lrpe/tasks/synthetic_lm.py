@@ -51,8 +51,10 @@ class GeneratedDataset(SequenceDataset):
     can_reuse_epoch_itr_across_epochs = False  # reused worker processes would stay in their first epoch
 
     def __init__(self, task, split):
-        self.task, self.split = task, split
-        self.length, self.epoch = task.cfg.tokens_per_sample, 1
+        self.task = task
+        self.split = split
+        self.length = task.cfg.tokens_per_sample
+        self.epoch = 1
 
     def set_epoch(self, epoch):
         self.epoch = epoch if self.split == "train" else 1
@@ -70,7 +72,8 @@ class GeneratedDataset(SequenceDataset):
             return index, self.task.encode(self.text(int(index)))
         symbols, answers = self.task.problem.sequence(self.random(int(index)), self.length, self.split)
         target = torch.full((self.length + 1,), self.task.dictionary.pad())  # which criteria ignore
-        tokens, answers = torch.as_tensor(symbols) + self.task.dictionary.nspecial, torch.as_tensor(answers)
+        tokens = torch.as_tensor(symbols) + self.task.dictionary.nspecial
+        answers = torch.as_tensor(answers)
         target[answers] = tokens[answers]
         return index, torch.stack([tokens, target])
 

@@ -49,11 +49,17 @@ class Addition(QuestionProblem):
     @staticmethod
     def of(x: int, y: int) -> tuple[str, str]:
         """Returns the question for x + y and its answer."""
-        steps, a, b, carry = [], x, y, 0
+        steps = []
+        a = x
+        b = y
+        carry = 0
         while a or b or carry:
-            k, total = len(steps), a % 10 + b % 10 + carry
+            k = len(steps)
+            total = a % 10 + b % 10 + carry
             steps.append(f"{a % 10}e{k}+{b % 10}e{k}+{carry}e{k}=={total}e{k}")
-            a, b, carry = a // 10, b // 10, total // 10
+            a = a // 10
+            b = b // 10
+            carry = total // 10
         return f"?d={x}+{y}; ", " and ".join([*steps, f"d=={x + y}#"])
 
     @property
@@ -106,7 +112,8 @@ class Search:
             start = random.randrange(len(letters) - self.copied + 1)
             copy = letters[start : start + self.copied]
             more = copy + "".join(random.choices(self.letters, k=self.between))
-            text, letters = f"{text}>{more}", letters + more
+            text = f"{text}>{more}"
+            letters = letters + more
         return text[:length]
 
     @property
@@ -120,7 +127,8 @@ class Search:
         fraction of the possible starts of the copy that continue with this letter (Bayes' rule).
         """
         nats = math.log(len(self.letters)) * (min(self.first, len(text)) - 1)
-        letters, at = text[: self.first], self.first
+        letters = text[: self.first]
+        at = self.first
         while at < len(text):
             copy = text[at + 1 : at + 1 + self.copied]
             starts = [letters[i : i + self.copied] for i in range(len(letters) - self.copied + 1)]

@@ -45,7 +45,8 @@ def exit_on_error(program: str) -> Iterator[None]:
 
 
 def file_error(error: OSError) -> str:
-    path, reason = error.filename2 or error.filename, error.strerror or str(error)
+    path = error.filename2 or error.filename
+    reason = error.strerror or str(error)
     if path:
         return f"{path} cannot be read or written ({reason})"
     return with_advice(reason if error.errno is None else str(error), traceback.format_exception(error))

@@ -118,11 +118,14 @@ def signal_text(lines: list[str], exit_code: int) -> str | None:
 
 def uncaught_exceptions(lines: list[str]) -> Iterator[str]:
     """Yields the last line of each traceback, which has the type and message of the exception."""
-    before, in_traceback, unfinished = "", False, ""
+    before = ""
+    in_traceback = False
+    unfinished = ""
     for line in lines:
         text = RANK.sub("", line)
         if text.endswith(TRACEBACK):
-            in_traceback, unfinished = not before.startswith(IGNORED), ""
+            in_traceback = not before.startswith(IGNORED)
+            unfinished = ""
         elif unfinished and text.strip():  # the message starts on this line
             yield f"{unfinished} {text.strip()}"
             unfinished = ""

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 @contextmanager
 def unchanged_root_logger() -> Iterator[None]:
     """Restores the level and the handlers of the root logger at the end of the block."""
-    level, handlers = logging.root.level, list(logging.root.handlers)
+    level = logging.root.level
+    handlers = list(logging.root.handlers)
     try:
         yield
     finally:

@@ -115,7 +115,8 @@ def failure(command: list[str], exit_code: int, log: Path, start: int) -> Comman
 
 
 def _follow(process, output, stop):
-    partial_line, exited = b"", False
+    partial_line = b""
+    exited = False
     while not exited:
         exited = process.poll() is not None  # checked before the last read, so that all output is read
         *lines, partial_line = (partial_line + output.read()).split(b"\n")

@@ -96,7 +96,8 @@ def linear_attention(
             if log_decay is not None and log_decay.dim() > 2:
                 decay, log_decay = log_decay.split([earlier, q.size(-2)], dim=2)
             state = update_state(state, k[:, :, :earlier].to(dtype), v[:, :, :earlier].to(dtype), decay)
-            k, v = k[:, :, earlier:], v[:, :, earlier:]
+            k = k[:, :, earlier:]
+            v = v[:, :, earlier:]
         args = Arguments(causal, normalize, log_decay, state, return_state, chunk_size, eps, dtype)
         return BACKENDS[backend](q, k, v, args)
 
@@ -111,7 +112,9 @@ def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
             f"{q.size(-2)} queries: k must have a key at the position of each query; `state` can only "
             "replace the keys before them"
         )
-    (batch, heads, _, d), keys, dv = q.shape, k.size(2), v.size(3)
+    (batch, heads, _, d) = q.shape
+    keys = k.size(2)
+    dv = v.size(3)
     expected = {
         "k": (k, (batch, heads, keys, d)),
         "v": (v, (batch, heads, keys, dv)),

@@ -135,7 +135,8 @@ class _AllChunks(torch.autograd.Function):
                 sign = (sums >= args.eps) * unit
         else:
             out.copy_(product[..., :dv])
-        ctx.args, ctx.size = args, size
+        ctx.args = args
+        ctx.size = size
         saved = out if args.normalize else None, divisor, sign, states, final
         ctx.save_for_backward(q, k, v, initial, log_decay, *saved, *chunks.weights)
         return out, final
@@ -170,14 +171,16 @@ class _AllChunks(torch.autograd.Function):
         g_v = torch.bmm(chunks.scores().mT, g)
         g_initial = None
         if chunks.has_states:
-            read, update = chunks.weights.read, chunks.weights.update
+            read = chunks.weights.read
+            update = chunks.weights.update
             g_terms = chunks.by_chunk(torch.bmm(chunks.weigh(chunks.q, read).mT, g))
             if chunks.has_final_state:
                 g_final = torch.zeros_like(g_terms[:, :, 0]) if g_final is None else g_final
                 g_terms = torch.cat([g_terms, g_final[:, :, None]], dim=2)
             g_updates = chunks.sum_over_chunks(g_terms, transposed=True)
             if initial is not None:
-                g_initial, g_updates = g_updates[:, :, 0], g_updates[:, :, 1:]
+                g_initial = g_updates[:, :, 0]
+                g_updates = g_updates[:, :, 1:]
             g_updates = g_updates.flatten(0, 2)
             chunks.add_product(g_q, g, states.mT, read)
             chunks.add_product(g_k, chunks.v, g_updates.mT, update)

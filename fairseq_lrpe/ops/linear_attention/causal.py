@@ -34,7 +34,8 @@ from fairseq_lrpe.ops.threads import run
 
 def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
     """Computes causal :func:`fairseq_lrpe.ops.linear_attention` for as many queries as keys."""
-    (batch, heads, _, d), dv = q.shape, v.size(-1)
+    (batch, heads, _, d) = q.shape
+    dv = v.size(-1)
     if args.state is None:
         kv, k_sum = (q.new_zeros(batch, heads, *shape, dtype=args.dtype) for shape in ((d, dv), (d,)))
     else:
@@ -55,9 +56,14 @@ class _ChunkCausal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, kv, k_sum, log_decay, groups, args):
-        dtype, normalize, eps = args.dtype, args.normalize, args.eps
+        dtype = args.dtype
+        normalize = args.normalize
+        eps = args.eps
         needs_k_sum = normalize or args.return_state
-        first_kv, first_k_sum, kv, k_sum = kv, k_sum, kv.clone(), k_sum.clone()
+        first_kv = kv
+        first_k_sum = k_sum
+        kv = kv.clone()
+        k_sum = k_sum.clone()
         totals = k_sum.unsqueeze(2)  # a view
         out = torch.empty_like(v, dtype=dtype)
         denominator = kv.new_empty(*q.shape[:3], 1) if normalize else None
@@ -65,8 +71,11 @@ class _ChunkCausal(torch.autograd.Function):
 
         def process(part):
             w = part.weights(log_decay)
-            qs, ks, vs = part.read(q, dtype, w.q), part.read(k, dtype, w.k), part.read(v, dtype)
-            q_state, k_state = part.scale(qs, w.q_state), part.scale(ks, w.k_state)
+            qs = part.read(q, dtype, w.q)
+            ks = part.read(k, dtype, w.k)
+            vs = part.read(v, dtype)
+            q_state = part.scale(qs, w.q_state)
+            k_state = part.scale(ks, w.k_state)
             scores = part.scores(qs, ks, w.products)
             past_kv = part.scan(kv, torch.bmm(k_state.mT, vs), w)
             past_k = part.scan(totals, k_state.sum(1, keepdim=True), w) if needs_k_sum else None
@@ -80,7 +89,9 @@ class _ChunkCausal(torch.autograd.Function):
 
         states = run(lambda parts: [process(part) for part in parts], groups)
         states = chain.from_iterable(chain.from_iterable(states)) if needs_grad else ()
-        ctx.groups, ctx.args, ctx.needs_k_sum = groups, args, needs_k_sum
+        ctx.groups = groups
+        ctx.args = args
+        ctx.needs_k_sum = needs_k_sum
         sums = first_kv, first_k_sum, kv, k_sum
         ctx.save_for_backward(q, k, v, log_decay, out if normalize else None, denominator, *sums, *states)
         return out, kv, k_sum
@@ -97,17 +108,24 @@ class _ChunkCausal(torch.autograd.Function):
     @staticmethod
     def _backward(ctx, g_out, g_last_kv, g_last_k_sum):
         q, k, v, log_decay, out, denominator, first_kv, first_k_sum, kv, k_sum, *states = ctx.saved_tensors
-        dtype, normalize, eps = ctx.args.dtype, ctx.args.normalize, ctx.args.eps
+        dtype = ctx.args.dtype
+        normalize = ctx.args.normalize
+        eps = ctx.args.eps
         # The gradient of the decay is a difference of large numbers, so it needs those of q and k in float32.
         g_q, g_k = (torch.empty_like(x, dtype=dtype if ctx.needs_input_grad[5] else None) for x in (q, k))
-        g_v, g_kv, g_k_sum = torch.empty_like(v), g_last_kv.clone(), g_last_k_sum.clone()
+        g_v = torch.empty_like(v)
+        g_kv = g_last_kv.clone()
+        g_k_sum = g_last_k_sum.clone()
         g_totals = g_k_sum.unsqueeze(2)  # a view
 
         def process(part, past_kv, past_k):
             w = part.weights(log_decay)
-            qs, ks = part.read(q, dtype, w.q), part.read(k, dtype, w.k)
-            vs, g_o = part.read(v, dtype), part.read(g_out, dtype)
-            q_state, k_state = part.scale(qs, w.q_state), part.scale(ks, w.k_state)
+            qs = part.read(q, dtype, w.q)
+            ks = part.read(k, dtype, w.k)
+            vs = part.read(v, dtype)
+            g_o = part.read(g_out, dtype)
+            q_state = part.scale(qs, w.q_state)
+            k_state = part.scale(ks, w.k_state)
             if normalize:
                 sums = part.read(denominator)
                 g_o = g_o / sums.clamp(min=eps)
@@ -123,7 +141,8 @@ class _ChunkCausal(torch.autograd.Function):
             if ctx.needs_k_sum:
                 update = torch.bmm(g_sums.mT, q_state) if normalize else torch.zeros_like(q_state[:, :1])
                 g_k_state += part.scan(g_totals, update, w, backwards=True)
-            g_qs, g_ks = part.scale(g_q_state, w.q_state), part.scale(g_k_state, w.k_state)
+            g_qs = part.scale(g_q_state, w.q_state)
+            g_ks = part.scale(g_k_state, w.k_state)
             part.scores_backward(g_scores, qs, ks, w.products, g_qs, g_ks)
             part.write(g_q, g_qs, w.q)
             part.write(g_k, g_ks, w.k)

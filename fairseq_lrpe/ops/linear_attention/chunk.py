@@ -43,7 +43,9 @@ def attend_last(
     The arguments are those of :func:`fairseq_lrpe.ops.linear_attention`, which also checks them.
     """
     dtype = sum_dtype(q.dtype, k.dtype, v.dtype)
-    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q = q.to(dtype)
+    k = k.to(dtype)
+    v = v.to(dtype)
     if log_decay is not None:
         k = decayed_keys(k, prepared_log_decay(log_decay, q.device, dtype))
     # torch multiplies the many small matrices of a decoding step far slower with four dimensions than three.
@@ -80,9 +82,11 @@ class _Bidirectional(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, kv, k_sum, args):
-        (batch, heads, length, d), dv = q.shape, v.size(-1)
+        (batch, heads, length, d) = q.shape
+        dv = v.size(-1)
         first = None if kv is None else LinearState(kv, k_sum)
-        kv, k_sum = q.new_empty(batch, heads, d, dv), q.new_empty(batch, heads, d)
+        kv = q.new_empty(batch, heads, d, dv)
+        k_sum = q.new_empty(batch, heads, d)
         # Not a view, so that the caller can modify it in place.
         out = q.new_empty_strided((batch, heads, length, dv), (heads * dv, dv, batch * heads * dv, 1))
         sums = q.new_empty(batch, heads, length, 1) if args.normalize else None
@@ -90,7 +94,8 @@ class _Bidirectional(torch.autograd.Function):
         def process(part):
             own = update_state(first and LinearState(*(x[part] for x in first)), k[part], v[part], None)
             kv[part], k_sum[part] = own
-            rows, shape = q[part].flatten(0, 1), own.kv.shape[:2]
+            rows = q[part].flatten(0, 1)
+            shape = own.kv.shape[:2]
             dividend = (rows @ own.kv.flatten(0, 1)).unflatten(0, shape)
             if args.normalize:
                 sums[part] = (rows @ own.k_sum.flatten(0, 1)[..., None]).unflatten(0, shape)
@@ -98,7 +103,8 @@ class _Bidirectional(torch.autograd.Function):
             else:
                 out[part] = dividend
 
-        ctx.parts, ctx.args = split(q), args
+        ctx.parts = split(q)
+        ctx.args = args
         run(process, ctx.parts)
         saved = (out, sums) if args.normalize else (None, None)
         ctx.save_for_backward(q, k, v, kv, k_sum, *(first or (None, None)), *saved)
@@ -121,7 +127,8 @@ class _Bidirectional(torch.autograd.Function):
         def process(part):
             shape = kv[part].shape[:2]
             qs, ks, vs, g, own_kv = (x[part].flatten(0, 1) for x in (q, k, v, g_out, kv))
-            g_own_kv, g_sum = g_last_kv[part].flatten(0, 1), g_last_k_sum[part].flatten(0, 1)[:, None]
+            g_own_kv = g_last_kv[part].flatten(0, 1)
+            g_sum = g_last_k_sum[part].flatten(0, 1)[:, None]
             if ctx.args.normalize:
                 own_sums = sums[part].flatten(0, 1)
                 g = g / own_sums.clamp(min=ctx.args.eps)
@@ -134,7 +141,8 @@ class _Bidirectional(torch.autograd.Function):
             g_q[part] = g_qs.unflatten(0, shape)
             g_k[part] = torch.baddbmm(g_sum, vs, g_own_kv.mT).unflatten(0, shape)
             g_v[part] = (ks @ g_own_kv).unflatten(0, shape)
-            g_kv[part], g_k_sum[part] = g_own_kv.unflatten(0, shape), g_sum.squeeze(1).unflatten(0, shape)
+            g_kv[part] = g_own_kv.unflatten(0, shape)
+            g_k_sum[part] = g_sum.squeeze(1).unflatten(0, shape)
 
         run(process, ctx.parts)
         g_first = (g_kv, g_k_sum) if any(ctx.needs_input_grad[3:5]) else (None, None)

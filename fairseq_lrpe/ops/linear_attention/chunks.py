@@ -34,7 +34,8 @@ class Chunks:
         self.has_final_state = args.return_state
         self.has_states = has_initial_state or args.return_state or self.count > 1
         self.needs_sums = args.normalize or has_initial_state or args.return_state
-        self.q, self.k = self.rows(q), self.rows(k)
+        self.q = self.rows(q)
+        self.k = self.rows(k)
         self.weights = weights or chunk_weights(log_decay, size, self.length, self.q)
         self.features = None
         if self.weights.pairs is None:

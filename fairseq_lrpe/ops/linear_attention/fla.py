@@ -91,18 +91,23 @@ def _causal(q, k, v, args):
     from fla.ops.simple_gla import chunk_simple_gla
 
     # For half-precision input, the kernels would also store the states between chunks in half precision.
-    q, k, v, initial = q.to(args.dtype), k.to(args.dtype), v.to(args.dtype), args.state
+    q = q.to(args.dtype)
+    k = k.to(args.dtype)
+    v = v.to(args.dtype)
+    initial = args.state
     # A column of ones in v gives the sums of the scores, which are the denominator.
     values = torch.cat((v, v.new_ones(*v.shape[:-1], 1)), -1) if args.normalize else v
     if initial is not None:
         initial = torch.cat((initial.kv, initial.k_sum[..., None]), -1) if args.normalize else initial.kv
     inputs = [x.transpose(1, 2) for x in (q, k, values)]
-    log_decay, kernel = args.log_decay, chunk_simple_gla
+    log_decay = args.log_decay
+    kernel = chunk_simple_gla
     if log_decay is None:
         decay = {}
     elif log_decay.size(-1) > 1:
         log_decay = log_decay.transpose(1, 2) if log_decay.dim() > 2 else log_decay
-        kernel, decay = chunk_gla, {"g": log_decay.expand_as(inputs[0])}
+        kernel = chunk_gla
+        decay = {"g": log_decay.expand_as(inputs[0])}
     elif log_decay.dim() > 2:
         decay = {"g": log_decay.squeeze(-1).transpose(1, 2)}
     elif log_decay.requires_grad:

@@ -35,7 +35,8 @@ def split_input(
             size = stable_block_size(log_decay, size)
         elif chunk_size is None:
             size = gated_block_size(log_decay, size)
-    groups, weights = [], None
+    groups = []
+    weights = None
     for sequences, heads in split(q):
         if log_decay is None or log_decay.dim() == 2:
             decay = log_decay if log_decay is None or len(log_decay) == 1 else log_decay[heads]
@@ -97,7 +98,8 @@ class PartWeights:
         if log_decay is None:
             return cls([(ones, None, None)])
         log_decay = log_decay.detach().to(dtype)
-        rate, i = log_decay[:, None, None], i[:, None]
+        rate = log_decay[:, None, None]
+        i = i[:, None]
         if log_decay.size(-1) > 1:
             return cls._of_features(
                 ones, torch.exp(rate * (i - size // 2)), rate[..., 0, :], rate[..., 0, :] * size
@@ -129,7 +131,8 @@ class PartWeights:
     def _of_features(cls, mask, q, first, last):
         """Returns the weights of one product, from those of q and the first and last sum of log decays."""
         first, last = (x.exp()[..., None] for x in (first, last))
-        read, update = first / q[..., 0, :, None], q[..., -1, :, None]
+        read = first / q[..., 0, :, None]
+        update = q[..., -1, :, None]
         return cls([(mask, None, None)], q, q.reciprocal(), state=last, read=read, update=update)
 
 
@@ -168,7 +171,8 @@ class Part:
 
     def read(self, x, dtype=None, weight=None):
         """Returns weight ∘ this part of x (B, H, L, d) as (sequences·H·chunks, size, d)."""
-        view, dtype = self.view(x), dtype or x.dtype
+        view = self.view(x)
+        dtype = dtype or x.dtype
         if weight is None and dtype == x.dtype:
             return view.flatten(0, 2)
         rows = torch.empty(view.shape, dtype=dtype, device=x.device)

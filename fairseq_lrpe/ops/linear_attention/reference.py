@@ -8,9 +8,14 @@ from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
 
 def reference(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
     """Computes :func:`fairseq_lrpe.ops.linear_attention` from the full score matrix."""
-    q, k, v, state = q.to(args.dtype), k.to(args.dtype), v.to(args.dtype), args.state
-    n, m = q.size(-2), k.size(-2)
-    i, j = torch.arange(m - n, m, device=q.device), torch.arange(m, device=q.device)
+    q = q.to(args.dtype)
+    k = k.to(args.dtype)
+    v = v.to(args.dtype)
+    state = args.state
+    n = q.size(-2)
+    m = k.size(-2)
+    i = torch.arange(m - n, m, device=q.device)
+    j = torch.arange(m, device=q.device)
     sums = _decay_sums(args.log_decay, j, q)  # (B or 1, H or 1, m, 1 or d)
     if args.causal:
         later = j > i[:, None]
@@ -23,7 +28,8 @@ def reference(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tupl
         scores = scores.masked_fill(later, 0.0)
     else:
         scores = q @ k.transpose(-1, -2)
-    out, denominator = scores @ v, scores.sum(-1)
+    out = scores @ v
+    denominator = scores.sum(-1)
 
     if state is not None:  # the state's position is -1, just before the first key
         weighted_q = torch.exp(sums[:, :, m - n :]) * q if args.causal else q
@@ -36,10 +42,12 @@ def reference(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tupl
 
     last = sums[:, :, -1:] if m else sums.new_zeros(1, 1, 1, 1)
     k = k * torch.exp(last - sums)
-    kv, k_sum = k.transpose(-1, -2) @ v, k.sum(-2)
+    kv = k.transpose(-1, -2) @ v
+    k_sum = k.sum(-2)
     if state is not None:
         decay = torch.exp(last).squeeze(2)
-        kv, k_sum = kv + decay[..., None] * state.kv, k_sum + decay * state.k_sum
+        kv = kv + decay[..., None] * state.kv
+        k_sum = k_sum + decay * state.k_sum
     return out, LinearState(kv, k_sum)
 
 

@@ -38,14 +38,16 @@ def update_state(state: LinearState | None, k: Tensor, v: Tensor, log_decay: Ten
 
     The given state and the new keys decay up to the last new key, by the ``log_decay`` of :class:`Arguments`.
     """
-    length, k = k.size(-2), decayed_keys(k, log_decay)
+    length = k.size(-2)
+    k = decayed_keys(k, log_decay)
     if log_decay is not None and state is not None:
         decay = torch.exp(log_decay.sum(2) if log_decay.dim() > 2 else log_decay * length)
         state = LinearState(state.kv * decay[..., None], state.k_sum * decay)
     if length == 1 and state is not None:  # a decoding step, in which addcmul saves one pass over the state
         return LinearState(torch.addcmul(state.kv, k.mT, v), state.k_sum + k.squeeze(-2))
     # torch multiplies many small matrices far slower with four dimensions than with three.
-    kv, k_sum = (k.flatten(0, 1).mT @ v.flatten(0, 1)).unflatten(0, k.shape[:2]), k.sum(-2)
+    kv = (k.flatten(0, 1).mT @ v.flatten(0, 1)).unflatten(0, k.shape[:2])
+    k_sum = k.sum(-2)
     return LinearState(kv, k_sum) if state is None else LinearState(state.kv + kv, state.k_sum + k_sum)
 
 
