@@ -13,6 +13,7 @@ attention. ``apply_encoding`` and ``attention_bias`` are for models that have th
 """
 
 import torch
+from torch.torch_version import TorchVersion
 
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.attention.functional import apply_encoding, attention_bias
@@ -24,6 +25,8 @@ from fairseq_lrpe.ops import LinearState
 
 # torch.load then reads saved states without weights_only=False.
 torch.serialization.add_safe_globals([AttentionState, KeyState, LinearState])
+if TorchVersion(torch.__version__) >= "2.6":  # states that version 1.0 saved
+    torch.serialization.add_safe_globals([(KeyState, "fairseq_lrpe.attention.linear.KeyState")])
 
 __all__ = [
     "AttentionState",

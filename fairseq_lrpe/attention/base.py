@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.attention.rows import reordered_rows
 from fairseq_lrpe.attention.state import check_dtypes, dtype_names, own_storage
+from fairseq_lrpe.attention.validation import check_encoding, check_mask
 from fairseq_lrpe.encodings import Context, Encoding, InputsMixin, build_encoding
 from fairseq_lrpe.encodings.base import check_positions, overrides
 from fairseq_lrpe.ops.autograd import with_zero_gradient
@@ -91,7 +92,7 @@ class SelfAttention(nn.Module):
             shape = {"num_heads": num_heads, "head_dim": self.head_dim}
             encoding = build_encoding(encoding, **shape, causal=causal, **options)
         else:
-            _check_encoding(encoding, num_heads, self.head_dim, causal, options)
+            check_encoding(encoding, num_heads, self.head_dim, causal, options)
         self.encoding = encoding
         self.causal = encoding.causal
         projections = [nn.Linear(embed_dim, embed_dim) for _ in range(4)]
@@ -182,15 +183,20 @@ class SelfAttention(nn.Module):
             raise ValueError(f"keys must have the shape {tuple(x.shape)} of x, not {tuple(keys.shape)}")
         parts = [keys] if memory is None else [memory, keys]
         q = self.split_heads(self.q_proj(x))
-        # Projecting the memory separately avoids computing its gradient.
-        k, v = (self.split_heads(self._concat([p(y) for y in parts])) for p in (self.k_proj, self.v_proj))
-        earlier = k.size(2) - q.size(2)
+        k = self._project(self.k_proj, parts)
+        v = self._project(self.v_proj, parts)
         if key_padding_mask is not None:
-            _check_mask(key_padding_mask, k.size(0), (q.size(2), k.size(2)))
+            check_mask(key_padding_mask, k.size(0), (q.size(2), k.size(2)))
             key_padding_mask = F.pad(key_padding_mask, (k.size(2) - key_padding_mask.size(1), 0))
         features, inputs = self._input_features(parts, key_padding_mask, inputs)
-        offsets = (offset + earlier, offset) if position_index is None else (position_index,) * 2
-        context = Context(*offsets, key_padding_mask, features, feature_sum, device=q.device)
+        context = Context(
+            q_offset=offset + k.size(2) - q.size(2) if position_index is None else position_index,
+            k_offset=offset if position_index is None else position_index,
+            key_padding_mask=key_padding_mask,
+            features=features,
+            feature_sum=feature_sum,
+            device=q.device,
+        )
         decays = self.causal and overrides(self.encoding, "log_decay")
         if self.encoding.float32_parameters and decays:
             # The gradient of an angle is the difference of a term of q and a term of k, both proportional to
@@ -215,6 +221,10 @@ class SelfAttention(nn.Module):
         if state is None or q.size(2) > 1:  # a step keeps at most the inputs of a few tokens
             new = own_storage(new)
         return out, complete_state(new)
+
+    def _project(self, projection, parts):
+        """Returns projected inputs (B, H, L, d); in products of their own, a memory needs no gradient."""
+        return self.split_heads(self._concat([projection(part) for part in parts]))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Splits the heads: (B, L, H·d) -> (B, H, L, d)."""
@@ -280,30 +290,3 @@ class SelfAttention(nn.Module):
         if padding is not None:
             features = features.masked_fill(padding[:, None, :, None], 0.0)
         return features, x[:, x.size(1) - length :]
-
-
-def _check_mask(mask, batch, lengths):
-    """Raises a ValueError if a padding mask is not boolean and (batch, one of ``lengths``)."""
-    if mask.dtype != torch.bool:
-        raise ValueError(
-            f"key_padding_mask must be torch.bool (True at padding), not {mask.dtype}: use mask.bool()"
-        )
-    if mask.dim() != 2 or mask.size(0) != batch or all(mask.size(1) != n for n in lengths):
-        shapes = " or ".join(dict.fromkeys(str((batch, length)) for length in lengths))
-        raise ValueError(f"key_padding_mask must have shape {shapes}, not {tuple(mask.shape)}")
-
-
-def _check_encoding(encoding, num_heads, head_dim, causal, options):
-    """Raises a ValueError if the arguments of a module do not fit an encoding that exists already."""
-    if options:
-        raise ValueError(
-            f"{', '.join(options)} cannot be passed with an existing encoding, only with the name of one"
-        )
-    if (encoding.num_heads, encoding.head_dim) != (num_heads, head_dim):
-        raise ValueError(
-            f"the encoding has {encoding.num_heads} heads of dimension {encoding.head_dim}, but the module "
-            f"{num_heads} of dimension {head_dim}: pass num_heads={encoding.num_heads} and "
-            f"embed_dim={encoding.num_heads * encoding.head_dim}"
-        )
-    if causal not in (None, encoding.causal):
-        raise ValueError(f"the encoding has causal={encoding.causal}: omit causal={causal}")

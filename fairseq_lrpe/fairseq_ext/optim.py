@@ -18,6 +18,7 @@ class AdamDecayMatrices(FairseqAdam):
 
     def __init__(self, cfg, params):
         params = list(params)
-        matrices, vectors = ([p for p in params if (p.dim() > 1) == many] for many in (True, False))
+        matrices = [p for p in params if p.dim() > 1]
+        vectors = [p for p in params if p.dim() < 2]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         super().__init__(cfg, [group for group in groups if group["params"]])

@@ -1,5 +1,7 @@
 """While there are few positions, the state of linear attention contains keys and values instead of sums."""
 
+import zipfile
+
 import pytest
 import torch
 from support.pairwise_scores import in_parts
@@ -85,3 +87,15 @@ def test_keys_and_sums_continue_alike(name):
         found, expected = (module(x[order, 3:], state=start(s), return_state=True) for s in (steps, prompt))
         assert_same(found[0], expected[0])
         assert_same(*(module(x[order, :1], state=state)[0] for _, state in (found, expected)))
+
+
+def test_a_state_that_version_1_saved_is_loaded(tmp_path):
+    """There, the class was in another module, whose name the file contains."""
+    state = KeyState(randn(B, 2, 3, 4), randn(B, 2, 3, 4), None)
+    torch.save(state, tmp_path / "new.pt")
+    with zipfile.ZipFile(tmp_path / "new.pt") as new, zipfile.ZipFile(tmp_path / "old.pt", "w") as old:
+        for name in new.namelist():
+            module = b"fairseq_lrpe.attention."
+            old.writestr(name, new.read(name).replace(module + b"key_state", module + b"linear"))
+    loaded = torch.load(tmp_path / "old.pt")
+    assert type(loaded) is KeyState and loaded.k.equal(state.k)

@@ -150,8 +150,11 @@ class _ChunkCausal(torch.autograd.Function):
             scores = part.scores(qs, ks, w.products)
             part.write(g_v, torch.bmm(scores.mT, g_o).baddbmm_(k_state, g_next_kv))
 
+        # The forward pass has stored two tensors for each part: the totals of k vᵀ and of k before chunks.
         states = iter(states)
-        groups = [[(part, next(states), next(states)) for part in parts] for parts in ctx.groups]
+        groups = []
+        for parts in ctx.groups:
+            groups.append([(part, next(states), next(states)) for part in parts])
         run(lambda parts: [process(*part) for part in reversed(parts)], groups)
 
         g_log_decay = None
