@@ -28,7 +28,6 @@ from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.models.layer_stacks import DecoderStack, EncoderStack, padding_mask
 from fairseq_lrpe.ops.position_index import random_position_index
 from fairseq_lrpe.positions import POSITIONS, build_position
-from fairseq_lrpe.utils.cli import exit_on_error
 from fairseq_lrpe.utils.errors import UserError, user_errors
 
 UNLIMITED = 10**9
@@ -334,8 +333,7 @@ def add_token_positions(module, args, max_positions):
     """Sets ``embed_positions`` to what the flags select; exits if --randomized-positions does not fit it."""
     count, embedding = module.randomized_positions, module.embed_positions
     if count:
-        with exit_on_error("fairseq_lrpe"):
-            check_number_of_positions(count, max_positions, embedding)
+        check_number_of_positions(count, max_positions, embedding)
     if args.token_positions in POSITIONS:
         attentions = self_attentions(module)
         position = build_position(

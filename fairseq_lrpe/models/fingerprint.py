@@ -7,6 +7,7 @@ from torch import nn
 
 from fairseq_lrpe.config import method_flags, option_flag
 from fairseq_lrpe.encodings import ENCODINGS, encoding_options
+from fairseq_lrpe.utils.errors import UserError
 
 
 class MethodFingerprint(nn.Module):
@@ -30,8 +31,8 @@ class MethodFingerprint(nn.Module):
         if stored is None:  # as for any missing buffer, an error unless strict=False
             return super()._load_from_state_dict(state_dict, prefix, *args)
         if self.defaults | _flags(stored) != _flags(self.version):
-            raise SystemExit(
-                f"fairseq_lrpe: the checkpoint's method ({_format(stored)}) differs from the model's "
+            raise UserError(
+                f"the checkpoint's method ({_format(stored)}) differs from the model's "
                 f"({_format(self.version)}): pass the --arch and flags of the checkpoint, or a new --save-dir"
             )
         super()._load_from_state_dict({f"{prefix}version": self.version}, prefix, *args)

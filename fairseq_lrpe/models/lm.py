@@ -17,7 +17,6 @@ from fairseq_lrpe.models.encoder_decoder import (
 from fairseq_lrpe.models.memory import build_memory
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
-from fairseq_lrpe.utils.cli import exit_on_error
 
 
 @dataclass
@@ -54,8 +53,7 @@ class LanguageModel(TransformerLanguageModel):
         # Added afterwards, because the positions of this project have their own initialization.
         add_token_positions(decoder, args, decoder.max_target_positions)
         if with_memory:
-            with exit_on_error("fairseq_lrpe"):
-                decoder.memory = build_memory(decoder, args, task.args)
+            decoder.memory = build_memory(decoder, args, task.args)
         return cls(decoder)
 
 

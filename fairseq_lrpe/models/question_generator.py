@@ -96,9 +96,7 @@ class BertEncoder(Encoder):
         stored = state_dict.get(f"{name}.types_version", self.types_version)
         if stored.item() != self.types_version.item():
             remedy = "pass the data that it was trained on"
-            raise SystemExit(
-                f"fairseq_lrpe: the checkpoint has another vocabulary of the same size: {remedy}"
-            )
+            raise UserError(f"the checkpoint has another vocabulary of the same size: {remedy}")
 
     def forward(self, src_tokens, *rest, **kwargs):
         return {**super().forward(src_tokens, *rest, **kwargs), "src_tokens": [src_tokens]}

@@ -11,7 +11,8 @@ from fairseq_lrpe.config import check_options, with_defaults
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models.argument_validation import check_machine, check_shared_encoding, check_task
 from fairseq_lrpe.models.compilation import check_compilation, compile_layers
-from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.cli import file_errors
+from fairseq_lrpe.utils.errors import UserError
 
 
 def register_family(family: str, model_cls: type, config_cls: type) -> None:
@@ -45,8 +46,7 @@ def _register(family, arch, model_cls, config_cls, flags, source):
         models.BaseFairseqModel.add_args.__func__(model, parser)
 
     def build_model(cls, args, task):
-        with exit_on_error("fairseq_lrpe"):
-            cls.check(args)
+        cls.check(args)
         built = super(model, cls).build_model(args, task)
         compile_layers(built, args.compile)
         return built
@@ -56,8 +56,8 @@ def _register(family, arch, model_cls, config_cls, flags, source):
             return super(model, self).load_state_dict(*args, **kwargs)
         except RuntimeError as error:  # the message is a title, followed by lines with mismatched parameters
             reason = str(error).splitlines()[1].strip().removesuffix(".")
-            raise SystemExit(
-                f"fairseq_lrpe: the checkpoint does not match the model: {reason}: pass the flags and "
+            raise UserError(
+                f"the checkpoint does not match the model: {reason}: pass the flags and "
                 "data that it was trained with"
             ) from None
 
@@ -67,16 +67,16 @@ def _register(family, arch, model_cls, config_cls, flags, source):
 
     def check_arguments(args):
         # fairseq calls this function after parsing the command line, before it writes anything.
-        with exit_on_error("fairseq_lrpe"):
-            check_task(args.task, family)
-            cfg = config.from_namespace(args)
-            model_cls.check(cfg)
-            check_options(cfg, vars(args))
-            if hasattr(model_cls, "check_data"):
+        check_task(args.task, family)
+        cfg = config.from_namespace(args)
+        model_cls.check(cfg)
+        check_options(cfg, vars(args))
+        if hasattr(model_cls, "check_data"):
+            with file_errors():
                 model_cls.check_data(cfg, args)
-            check_shared_encoding(args, cfg)
-            check_machine(args, cfg.linear_backend)
-            check_compilation(args, cfg)
+        check_shared_encoding(args, cfg)
+        check_machine(args, cfg.linear_backend)
+        check_compilation(args, cfg)
 
     # Equivalent to fairseq's register_model except for the entry in hydra's store.
     models.MODEL_REGISTRY[arch], models.MODEL_DATACLASS_REGISTRY[arch] = model, config

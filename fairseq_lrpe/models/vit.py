@@ -133,7 +133,7 @@ class ViTModel(BaseFairseqModel):
         size, patch = task.cfg.image_size, args.patch_size
         if size % patch:
             wrong = f"--image-size {size} is not divisible by --patch-size {patch}"
-            raise SystemExit(f"fairseq_lrpe: {wrong}: pass another --patch-size")
+            raise UserError(f"{wrong}: pass another --patch-size")
         return cls(args, size, len(task.labels))
 
     def forward(self, images: Tensor) -> Tensor:

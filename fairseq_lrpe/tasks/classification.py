@@ -15,7 +15,7 @@ from fairseq.tasks import register_task
 from fairseq_lrpe.config import check_range, flag
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
-from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.cli import file_errors
 from fairseq_lrpe.utils.suggest import check_flag
 
 POOLINGS = ("mean", "max", "first")
@@ -142,7 +142,7 @@ class ClassificationTask(LabeledTask):
         """Returns the model; for training, --embed-path initializes its embeddings."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and getattr(cfg, "embed_path", None):
-            with exit_on_error("fairseq_lrpe"):
+            with file_errors():
                 model.load_word_vectors(self.dictionary, Path(cfg.embed_path))
         return model
 

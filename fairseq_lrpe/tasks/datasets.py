@@ -10,7 +10,7 @@ from fairseq.data import FairseqDataset
 from fairseq.tasks import FairseqTask
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.cli import file_errors
 
 
 class SequenceDataset(FairseqDataset):
@@ -84,7 +84,7 @@ class LabeledTask(FairseqTask):
     def __init__(self, cfg, **_):
         # A node of fairseq's configuration refers to the whole configuration, which cannot be pickled.
         super().__init__(Namespace(**(vars(cfg) if is_dataclass(cfg) else cfg)))
-        with exit_on_error("fairseq_lrpe"):
+        with file_errors():
             self.check_arguments(cfg)
             self.about = layout.read_metadata(Path(cfg.data))
         self.labels = self.about["labels"]

@@ -14,7 +14,7 @@ from omegaconf import II
 
 from fairseq_lrpe.config import check_range, flag
 from fairseq_lrpe.tasks.datasets import SequenceDataset
-from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.cli import file_errors
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import check_flag
 
@@ -121,17 +121,16 @@ class MemoryLMTask(LanguageModelingTask):
 
     @classmethod
     def setup_task(cls, args, **kwargs):
-        with exit_on_error("fairseq_lrpe"):
-            check_flag("memory", args.memory, MEMORIES)
-            check_range("streams", args.streams, 1)
-            check_range("memory_length", args.memory_length, 0)
-            check_range("clamp_length", args.clamp_length, 0)
-            if args.memory == "state" and args.memory_length:
-                raise UserError("--memory state includes all previous positions: omit --memory-length")
-            for name in ("same_length", "clamp_length"):
-                if getattr(args, name) and not args.memory_length:
-                    remedy = "omit it" if args.memory == "state" else "pass --memory-length, too"
-                    raise UserError(f"--{name.replace('_', '-')} requires a hidden memory: {remedy}")
+        check_flag("memory", args.memory, MEMORIES)
+        check_range("streams", args.streams, 1)
+        check_range("memory_length", args.memory_length, 0)
+        check_range("clamp_length", args.clamp_length, 0)
+        if args.memory == "state" and args.memory_length:
+            raise UserError("--memory state includes all previous positions: omit --memory-length")
+        for name in ("same_length", "clamp_length"):
+            if getattr(args, name) and not args.memory_length:
+                remedy = "omit it" if args.memory == "state" else "pass --memory-length, too"
+                raise UserError(f"--{name.replace('_', '-')} requires a hidden memory: {remedy}")
         return super().setup_task(args, **kwargs)
 
     @staticmethod
@@ -152,10 +151,10 @@ class MemoryLMTask(LanguageModelingTask):
         prefix = Path(paths[(epoch - 1) % len(paths)], split)
         streams = self.args.streams
         length = self.args.tokens_per_sample
-        with exit_on_error("fairseq_lrpe"):
+        with file_errors():
             tokens = read_tokens(prefix)
-            pad = self.dictionary.pad()
-            self.datasets[split] = SegmentDataset(tokens, streams, length, split, pad)
+        pad = self.dictionary.pad()
+        self.datasets[split] = SegmentDataset(tokens, streams, length, split, pad)
 
     def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, epoch=1, **kwargs):
         """Returns an iterator over batches of segments, which are in order instead of shuffled."""
@@ -164,17 +163,16 @@ class MemoryLMTask(LanguageModelingTask):
             return super().get_batch_iterator(dataset, **sizes, **kwargs)
         streams = dataset.streams
         processes = kwargs.get("num_shards", 1)
-        with exit_on_error("fairseq_lrpe"):
-            limits = [max_sentences, max_tokens and max(1, max_tokens // dataset.length)]
-            batches = dataset.batches(min(filter(None, limits), default=None), processes)
-            for steps in self.args.update_freq if dataset.split == "train" else []:
-                size = len(batches[0])
-                if streams != size * processes * steps:
-                    raise UserError(
-                        f"an update must have all {streams} streams, but {size} (streams per batch) × "
-                        f"{processes} (processes) × {steps} (--update-freq) is {size * processes * steps}: "
-                        "change --batch-size, --max-tokens or --update-freq"
-                    )
+        limits = [max_sentences, max_tokens and max(1, max_tokens // dataset.length)]
+        batches = dataset.batches(min(filter(None, limits), default=None), processes)
+        for steps in self.args.update_freq if dataset.split == "train" else []:
+            size = len(batches[0])
+            if streams != size * processes * steps:
+                raise UserError(
+                    f"an update must have all {streams} streams, but {size} (streams per batch) × "
+                    f"{processes} (processes) × {steps} (--update-freq) is {size * processes * steps}: "
+                    "change --batch-size, --max-tokens or --update-freq"
+                )
         return iterators.EpochBatchIterator(
             dataset,
             dataset.collater,

@@ -17,7 +17,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq_lrpe.config import flag
 from fairseq_lrpe.data import bert_weights, word_pieces
 from fairseq_lrpe.data.rouge import f1
-from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.cli import file_errors
 
 MAX_LENGTH = 50
 """Maximum length of questions that are generated in validation, as in the authors' code."""
@@ -39,7 +39,7 @@ class QuestionGenerationTask(TranslationTask):
     def __init__(self, cfg, src_dict, tgt_dict):
         super().__init__(cfg, src_dict, tgt_dict)
         self.folder = Path(utils.split_paths(cfg.data)[0])
-        with exit_on_error("fairseq_lrpe"):
+        with file_errors():
             self.pieces = word_pieces.load(self.folder)
             self.language = word_pieces.read_preparation(self.folder)["language"]
 
@@ -47,7 +47,7 @@ class QuestionGenerationTask(TranslationTask):
         """Returns the model; for training, its encoder gets the weights of the BERT in --encoder, if any."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and cfg.encoder != bert_weights.SCRATCH:
-            with exit_on_error("fairseq_lrpe"):
+            with file_errors():
                 bert_weights.initialize(model.encoder, cfg, self.folder / word_pieces.VOCABULARY)
         greedy = Namespace(beam=1, max_len_a=0, max_len_b=MAX_LENGTH)
         self.sequence_generator = self.build_generator([model], greedy)

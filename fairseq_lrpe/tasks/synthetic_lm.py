@@ -15,7 +15,7 @@ from fairseq_lrpe.config import flag
 from fairseq_lrpe.tasks.answer_problems import AnswerProblem
 from fairseq_lrpe.tasks.datasets import SequenceDataset
 from fairseq_lrpe.tasks.synthetic_problems import PROBLEMS, build_problem
-from fairseq_lrpe.utils.cli import exit_on_error, min_int
+from fairseq_lrpe.utils.cli import exit_on_error, file_errors, min_int
 
 SEQUENCES = {"train": 10_000, "valid": 128, "test": 1024}
 """Number of sequences of a training epoch and of the other splits."""
@@ -96,9 +96,9 @@ class SyntheticLMTask(FairseqTask):
 
     def __init__(self, cfg, **_):
         super().__init__(cfg)
-        with exit_on_error("fairseq_lrpe"):
+        with file_errors():
             self.problem = build_problem(cfg.problem, cfg, cfg.tokens_per_sample)
-            symbols = self.problem.symbols if isinstance(self.problem, AnswerProblem) else ()
+        symbols = self.problem.symbols if isinstance(self.problem, AnswerProblem) else ()
         self.dictionary = Dictionary()
         self.token_of = torch.zeros(128, dtype=torch.long)  # {character code: token}
         for character in self.problem.characters:

@@ -44,6 +44,15 @@ def exit_on_error(program: str) -> Iterator[None]:
         sys.exit(f"{program}: {error}")
 
 
+@contextmanager
+def file_errors() -> Iterator[None]:
+    """Converts an OSError of the block, in which files are read, to a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(file_error(error)) from None
+
+
 def file_error(error: OSError) -> str:
     path = error.filename2 or error.filename
     reason = error.strerror or str(error)

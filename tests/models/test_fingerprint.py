@@ -7,6 +7,7 @@ import torch
 
 from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
+from fairseq_lrpe.utils.errors import UserError
 
 
 def fingerprint(**flags):
@@ -25,7 +26,7 @@ def without(flag, **flags):
 
 @pytest.mark.parametrize("flags", [{"encoding": "shaw", "shaw_k": 5}, {"encoding": "t5"}], ids=str)
 def test_other_methods_are_rejected(flags):
-    with pytest.raises(SystemExit, match=r"checkpoint's method \(.*shaw_k 4.*\) differs from the model"):
+    with pytest.raises(UserError, match=r"checkpoint's method \(.*shaw_k 4.*\) differs from the model"):
         fingerprint(**flags).load_state_dict(fingerprint(encoding="shaw", shaw_k=4).state_dict())
 
 
@@ -34,7 +35,7 @@ def test_missing_option_has_its_default():
     model = fingerprint(encoding="kerple")
     model.load_state_dict(state)
     assert model.version.equal(fingerprint(encoding="kerple").version)
-    with pytest.raises(SystemExit, match=r"differs from the model's \(.*kerple_power True"):
+    with pytest.raises(UserError, match=r"differs from the model's \(.*kerple_power True"):
         fingerprint(encoding="kerple", kerple_power=True).load_state_dict(state)
-    with pytest.raises(SystemExit, match="differs from the model"):
+    with pytest.raises(UserError, match="differs from the model"):
         fingerprint(encoding="t5").load_state_dict(state)

@@ -217,6 +217,6 @@ def test_refusals(train, tmp_path, arch, flags, message):
     ("softmax_question_generator_rope", {}, "question generators"),
 ])  # fmt: skip
 def test_refusals_of_families(arch, flags, message, capsys):
-    with pytest.raises(SystemExit) as error:
+    with pytest.raises(UserError) as error:
         build(arch, **flags)
     assert message in str(error.value)

@@ -20,6 +20,7 @@ from fairseq_lrpe.cli import classify
 from fairseq_lrpe.config import TOKEN_POSITIONS
 from fairseq_lrpe.experiments.definition.kinds.glue import pretrained as pretrained_model
 from fairseq_lrpe.models import RobertaModel
+from fairseq_lrpe.utils.errors import UserError
 
 BIDIRECTIONAL = architectures("roberta", bidirectional=True)
 DECODER = {"mask_decoder": True, "token_positions": "none"}
@@ -53,7 +54,7 @@ def padded_batch():
 
 
 def test_causal_encodings_are_rejected():
-    with pytest.raises(SystemExit, match=r"^fairseq_lrpe: encoding .*: use it in a language model or a"):
+    with pytest.raises(UserError, match=r"^encoding .*: use it in a language model or a"):
         build("softmax_roberta_cope")
 
 

@@ -7,6 +7,8 @@ import torch
 from support.tensors import assert_same, randn
 from support.tiny_models import architectures, build_model, task_of
 
+from fairseq_lrpe.utils.errors import UserError
+
 ARCHS = [*architectures("vit", bidirectional=True), "linear_vit_rope_mixed", "softmax_vit_liere"]
 PAPER = {"embed_dim": 384, "ffn_embed_dim": 1536, "layers": 12, "attention_heads": 6}
 
@@ -30,7 +32,7 @@ def test_published_parameter_counts(method, parameters):
 
 
 def test_images_consist_of_whole_patches():
-    with pytest.raises(SystemExit, match="--image-size 13 is not divisible by --patch-size 4"):
+    with pytest.raises(UserError, match="--image-size 13 is not divisible by --patch-size 4"):
         build("linear_vit_base", image_size=13)
 
 
@@ -76,10 +78,10 @@ def test_grid_positions(attention, method):
     assert_same(summed(images), summed(transposed))
     for layer in model.layers:
         assert layer.self_attn.encoding.axes == 2 and layer.self_attn.encoding.max_positions == 3
-    with pytest.raises(SystemExit, match=r"checkpoint.s method \(.*image_positions sum.*differs"):
+    with pytest.raises(UserError, match=r"checkpoint.s method \(.*image_positions sum.*differs"):
         model.load_state_dict(summed.state_dict())
     assert build(f"{attention}_vit_rope").image_positions == "sum"
-    with pytest.raises(SystemExit, match="rope does not support positions with 2 coordinates"):
+    with pytest.raises(UserError, match="rope does not support positions with 2 coordinates"):
         build("linear_vit_rope", image_positions="grid")
 
 

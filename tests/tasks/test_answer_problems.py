@@ -164,6 +164,6 @@ def test_text_of_needles_is_too_short(data_bin):
 
 
 def test_text_of_needles_has_to_be_prepared():
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(UserError) as end:
         task_of(problem="needle", haystack="data/none/bin")
-    assert "data/none/bin has no dict.txt: pass a folder of binarized text; `" in str(end.value.code)
+    assert "data/none/bin has no dict.txt: pass a folder of binarized text; `" in str(end.value)

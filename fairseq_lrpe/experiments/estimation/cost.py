@@ -127,15 +127,12 @@ def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
     with patch.dict(models.ARCH_CONFIG_REGISTRY, unchecked):
         args = options.parse_args_and_arch(options.get_training_parser(), words)
     cfg = convert_namespace_to_omegaconf(args)
-    try:
-        task = make_task(args.task, cfg.task, corpus)
-        with meta_device():
-            model = models.build_model(cfg.model, task).to("meta")
-            labels = corpus.labels or getattr(args, "num_classes", 0)  # of sentence_prediction
-            if args.task in WITH_MASK and labels:
-                model.register_classification_head(HEAD, num_classes=labels)
-    except SystemExit as error:
-        raise UserError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
+    task = make_task(args.task, cfg.task, corpus)
+    with meta_device():
+        model = models.build_model(cfg.model, task).to("meta")
+        labels = corpus.labels or getattr(args, "num_classes", 0)  # of sentence_prediction
+        if args.task in WITH_MASK and labels:
+            model.register_classification_head(HEAD, num_classes=labels)
     return BuiltModel(model, task, cfg)
 
 

@@ -100,8 +100,6 @@ def load_model(
     try:
         overrides = {"data": str(folder)} if folder else None
         [model], _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
-    except SystemExit as error:  # of a task or model, whose message starts with the plugin's name
-        raise UserError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
     finally:
         logging.disable(disabled)
     if scaling:
