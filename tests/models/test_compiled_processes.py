@@ -41,13 +41,18 @@ def train(data, arch, folder, ddp, *flags):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes(case, data_bin, tmp_path):
-    """Losses and checkpoints are those of layers that are not compiled."""
+    """Losses and checkpoints are those of layers that are not compiled.
+
+    In half precision, weights after an update can differ by their rounding.
+    """
     arch, ddp, flags = CASES[case]
     expected, none = train(data_bin, arch, tmp_path / "eager", ddp, *flags)
     losses, graphs = train(data_bin, arch, tmp_path / "compiled", ddp, *flags, "--compile")
     assert none == [("0", "0")] * 2
     assert len(graphs) == 2 and all(int(count) > 0 and breaks == "0" for count, breaks in graphs)
+    is_half = "--fp16" in flags or "--bf16" in flags
     for rank in (0, 1):
-        assert len(expected[rank]) == 3 and losses[rank] == pytest.approx(expected[rank], rel=1e-5)
-    tolerance = 1e-2 if "--fp16" in flags or "--bf16" in flags else 1e-4
-    assert_same_weights(tmp_path / "compiled", tmp_path / "eager", atol=tolerance)
+        (first, *later), (ours, *ours_later) = expected[rank], losses[rank]
+        assert len(later) == 2 and ours == pytest.approx(first, rel=1e-5)
+        assert ours_later == pytest.approx(later, rel=1e-4 if is_half else 1e-5)
+    assert_same_weights(tmp_path / "compiled", tmp_path / "eager", atol=1e-2 if is_half else 1e-4)

@@ -25,8 +25,13 @@ def on_cpu(*args, device_ids, output_device, **kwargs):
 
 def printed(*args, **kwargs):
     loss, *rest = forward(*args, **kwargs)
-    print(f"loss of {RANK}: {float(loss)!r}", flush=True)
+    write(f"loss of {RANK}: {float(loss)!r}")
     return loss, *rest
+
+
+def write(line):
+    """Writes a line at once, so that those of both processes do not mix."""
+    os.write(1, f"{line}\n".encode())
 
 
 if __name__ == "__main__":
@@ -35,4 +40,4 @@ if __name__ == "__main__":
     CrossEntropyCriterion.forward = printed
     cli_main()
     graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-    print(f"graphs of {RANK}: {graphs}, breaks: {breaks}", flush=True)
+    write(f"graphs of {RANK}: {graphs}, breaks: {breaks}")
