@@ -61,6 +61,8 @@ class CompiledLayer:
             config.accumulated_recompile_limit = max(
                 config.accumulated_recompile_limit, config.recompile_limit
             )
+            # Gradients are sent while earlier layers are computed, so that splitting layers gains nothing.
+            config.optimize_ddp = False
             self.compile(mode=MODES[mode], backend=BACKEND)
         try:
             return super().__call__(*args, **kwargs)

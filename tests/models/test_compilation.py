@@ -6,11 +6,13 @@ from argparse import Namespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from support.tiny import SMALL_LM, job_of, output_of, read, run_here, succeeded
 from support.tiny_models import EOS, PAD, build_small
 from torch._dynamo import config
 from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
 
 from fairseq_lrpe.cli import evaluate, train
 from fairseq_lrpe.experiments.execution.launch import train_command
@@ -43,8 +45,8 @@ def backend(monkeypatch):
     monkeypatch.setattr(compilation, "BACKEND", "eager")
     torch._dynamo.reset()
     counters.clear()
-    limits = {name: getattr(config, name) for name in ("recompile_limit", "accumulated_recompile_limit")}
-    with config.patch(limits):  # which restores them
+    changed = ("recompile_limit", "accumulated_recompile_limit", "optimize_ddp")
+    with config.patch({name: getattr(config, name) for name in changed}):  # which restores them
         yield
 
 
@@ -175,6 +177,22 @@ def test_recomputed_activations(flag):
     compile_layers(recomputing, "layers")
     assert_equal(gradients(recomputing, inputs), gradients(model, inputs))
     assert counters["stats"]["unique_graphs"] and not counters["graph_break"]
+
+
+def test_layers_are_not_split_for_distributed_training(monkeypatch, tmp_path):
+    """By default, torch splits a graph so that each part has the parameters of one message of DDP."""
+    found = []
+    monkeypatch.setattr(compilation, "BACKEND", lambda graph, _: found.append(graph) or graph.forward)
+    # A message has at least 1 MiB, and a layer 8.
+    model, inputs = build("linear_lm_tmlr_type1", decoder_ffn_embed_dim=2**14), batch("linear_lm_tmlr_type1")
+    expected = gradients(model, inputs)
+    compile_layers(model, "layers")
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert_equal(gradients(DistributedDataParallel(model, bucket_cap_mb=1), inputs), expected)
+    finally:
+        dist.destroy_process_group()
+    assert len(found) == counters["stats"]["unique_graphs"] == FAMILIES["linear_lm_tmlr_type1"]
 
 
 def test_dropped_layers():
