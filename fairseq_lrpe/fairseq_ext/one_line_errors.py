@@ -4,14 +4,17 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from fairseq_lrpe.utils.cli import is_fairseq_command
 from fairseq_lrpe.utils.errors import UserError
 
 
 def run(function: Callable, *args, **kwargs):
-    """Returns ``function(*args, **kwargs)``; after a UserError, prints it without a traceback and exits.
+    """Returns ``function(*args, **kwargs)``; in a command, prints a UserError without a traceback and exits.
 
     It can also be the cause of another exception: fairseq raises one if a checkpoint does not fit the model.
     """
+    if not is_fairseq_command():
+        return function(*args, **kwargs)
     try:
         return function(*args, **kwargs)
     except Exception as error:

@@ -92,11 +92,10 @@ def apply(
     # fairseq selects a TPU for --bf16, and evaluates checkpoints without the task that they were trained on.
     _wrap(options, "parse_args_and_arch", partial(_parse, check_command_line, check_arguments))
     # Models and tasks raise exceptions, which a command prints in one line.
-    if is_fairseq_command():
-        _wrap(distributed_utils, "call_main", one_line_errors.call_main)
-        for module in (sys.modules["__main__"], sys.modules.get("fairseq_cli.generate")):
-            if Path(getattr(module, "__file__", None) or "").parts[-2:] == ("fairseq_cli", "generate.py"):
-                _wrap(module, "main", one_line_errors.run)
+    _wrap(distributed_utils, "call_main", one_line_errors.call_main)
+    for module in (sys.modules["__main__"], sys.modules.get("fairseq_cli.generate")):
+        if Path(getattr(module, "__file__", None) or "").parts[-2:] == ("fairseq_cli", "generate.py"):
+            _wrap(module, "main", one_line_errors.run)  # the only command without `call_main`
     # fairseq's evaluations skip samples in several cases, mostly without a message.
     _wrap(FairseqTask, "filter_indices_by_size", _keep_all_samples)
     _wrap(FairseqTask, "get_batch_iterator", _keep_last_batch)
@@ -174,9 +173,7 @@ def _parse(check_command_line, check_arguments, parse, parser, input_args=None, 
                 check_command_line(sys.argv[1:] if input_args is None else input_args)
                 restore_task(parser, input_args)
 
-    if is_command:
-        parse = partial(one_line_errors.run, parse)
-    parsed = parse(parser, input_args, modify_parser=modify, **options)
+    parsed = one_line_errors.run(parse, parser, input_args, modify_parser=modify, **options)
     args = parsed[0] if isinstance(parsed, tuple) else parsed
     if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
         args.tpu = False

@@ -1,7 +1,6 @@
 """fairseq task of language modeling in consecutive segments, with a memory of previous segments."""
 
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -187,7 +186,7 @@ class MemoryLMTask(LanguageModelingTask):
 
     def eval_lm_dataloader(self, dataset, batch_size=None, context_window=0, **kwargs):
         if context_window:
-            sys.exit("fairseq_lrpe: memory_lm does not support --context-window: pass --memory-length")
+            raise UserError("memory_lm does not support --context-window: pass --memory-length")
         return super().eval_lm_dataloader(dataset, batch_size=batch_size, **kwargs)
 
     def max_positions(self):

@@ -1,6 +1,7 @@
 """Errors of models and tasks: exceptions in Python, and one line in fairseq's commands."""
 
 import re
+import sys
 
 import pytest
 from support.tiny import PLUGIN
@@ -28,6 +29,12 @@ def fail(error, cause=None, explicit=False):
     raise error
 
 
+@pytest.fixture
+def command(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fairseq-train"])
+
+
+@pytest.mark.usefixtures("command")
 @pytest.mark.parametrize("explicit", [False, True])
 def test_user_errors_end_with_one_line(explicit):
     for arguments in ((UserError("omit it"),), (Exception("Cannot load"), UserError("omit it"), explicit)):
@@ -35,9 +42,15 @@ def test_user_errors_end_with_one_line(explicit):
             run(fail, *arguments)
 
 
+@pytest.mark.usefixtures("command")
 def test_other_errors_keep_their_traceback():
     with pytest.raises(ValueError, match="a bug"):
         run(fail, ValueError("a bug"))
     with pytest.raises(KeyError):
         run(fail, KeyError("x"), ValueError("y"))
     assert run(max, 1, 2) == 2
+
+
+def test_errors_in_python_are_exceptions():
+    with pytest.raises(UserError):
+        run(fail, UserError("omit it"))
