@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward
+from fairseq_lrpe.ops.constants import derived
 from fairseq_lrpe.ops.linear_attention.chunk import chunk
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
 
@@ -92,7 +93,9 @@ def _causal(q, k, v, args):
     from fla.ops.gla import chunk_gla
     from fla.ops.simple_gla import chunk_simple_gla
 
-    # For half-precision input, the kernels would also store the states between chunks in half precision.
+    # For half-precision input, the kernels would also store the output, the states and the gradients in half
+    # precision. Sums before the division exceed float16's range, and the gradient of q, the difference of
+    # large sums, would be wrong by up to 72% (docs/performance.md).
     q, k, v, initial = q.to(args.dtype), k.to(args.dtype), v.to(args.dtype), args.state
     # A column of ones in v gives the sums of the scores, which are the denominator.
     values = torch.cat((v, v.new_ones(*v.shape[:-1], 1)), -1) if args.normalize else v
@@ -103,6 +106,7 @@ def _causal(q, k, v, args):
     if log_decay is None:
         decay = {}
     elif log_decay.size(-1) > 1:
+        # A repeated constant decay is as large as q in float32, so it is not cached.
         log_decay = log_decay.transpose(1, 2) if log_decay.dim() > 2 else log_decay
         kernel, decay = chunk_gla, {"g": log_decay.expand_as(inputs[0])}
     elif log_decay.dim() > 2:
@@ -110,7 +114,7 @@ def _causal(q, k, v, args):
     elif log_decay.requires_grad:
         decay = {"g": log_decay.squeeze(-1).expand(inputs[0].shape[:-1])}
     else:
-        decay = {"g_gamma": log_decay.squeeze(-1).expand(q.size(1))}
+        decay = {"g_gamma": derived(_decay_of_heads, log_decay, q.size(1))}
     out, _ = kernel(*inputs, **decay, scale=1.0, initial_state=initial)
     out = _FirstOrder.apply(out.transpose(1, 2))
     if args.normalize:
@@ -118,6 +122,10 @@ def _causal(q, k, v, args):
     # The kernel's final state is not used: in flash-linear-attention 0.6.0, it is NaN for a strong decay
     # (log γ < -1.4) if the last chunk is not full.
     return (out, update_state(args.state, k, v, args.log_decay)) if args.return_state else out
+
+
+def _decay_of_heads(log_decay, heads):
+    return log_decay.squeeze(-1).expand(heads).contiguous()
 
 
 class _FirstOrder(torch.autograd.Function):
