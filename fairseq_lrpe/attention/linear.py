@@ -79,8 +79,8 @@ class LinearAttention(SelfAttention):
             the encoding changes q and k, denominators are at least 1e-6 and 1e-12·exp(max q + max k), and
             outputs are too small where this lower bound applies.
         backend: backend of :func:`fairseq_lrpe.ops.linear_attention`; not used for the feature map "exp". In
-            evaluation mode, "fla" is replaced by "auto", so that models trained with the GPU kernels can be
-            used without them.
+            evaluation mode, "fla" and "triton" are replaced by "auto", so that models trained with the GPU
+            kernels can be used without them.
         **options: see :class:`SelfAttention`.
 
     Raises:
@@ -126,7 +126,8 @@ class LinearAttention(SelfAttention):
                 return self._attend_exp(q, k, v, context, past)
         q, k = self.feature_map(q), self.feature_map(k)
         padding, options = context.key_padding_mask, {"causal": self.causal}
-        options["backend"] = "auto" if self.backend == "fla" and not self.training else self.backend
+        uses_kernels = self.backend in ("fla", "triton")
+        options["backend"] = "auto" if uses_kernels and not self.training else self.backend
         past = past or {"sums": None, "content": None, "order": None}
         state, order, content = past["sums"], past["order"], None
         first = state is None and return_state and self.causal and k.size(2) == 1

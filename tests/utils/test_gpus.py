@@ -81,8 +81,8 @@ def no_cache():
 def test_gpus_with_kernels(capability, installed, missing, monkeypatch, no_cache):
     tiny.pretend_gpus(monkeypatch, {"card": capability}, DEFAULT)
     monkeypatch.setattr(FLA, "find_spec", lambda name: installed or None)
-    assert FLA.fla_missing_requirement(torch.device("cuda", 0)) == missing
-    assert FLA.fla_missing_requirement(torch.device("cpu")) == "a CUDA GPU (the device is cpu)"
+    assert FLA.missing_requirement(torch.device("cuda", 0)) == missing
+    assert FLA.missing_requirement(torch.device("cpu")) == "a CUDA GPU (the device is cpu)"
 
 
 def test_a_model_trained_with_kernels_runs_without_them():

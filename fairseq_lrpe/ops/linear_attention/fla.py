@@ -38,7 +38,7 @@ def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tens
         ValueError: if the kernels are not installed or cannot run on this device, or for float64.
         RuntimeError: in a backward pass with ``create_graph=True``.
     """
-    if reason := fla_missing_requirement(q.device):
+    if reason := missing_requirement(q.device):
         raise ValueError(f"backend 'fla' needs {reason}: use backend 'chunk'")
     if not fla_supports(q, k, v):
         raise ValueError("backend 'fla' does not support float64 for q, k or v: use backend 'chunk'")
@@ -65,28 +65,29 @@ def _gates_have_wrong_gradients(device):
     return "3.4.0" <= TorchVersion(import_module("triton").__version__) < "3.7.1"
 
 
-def fla_missing_requirement(device: torch.device) -> str | None:
+def missing_requirement(device: torch.device, backend: str = "fla") -> str | None:
     """Returns a description of what the kernels need to run on the device, or None if they can run."""
-    return _missing_requirement(device)
+    return _missing_requirement(device, backend)
 
 
 # torch.compiler.assume_constant_result sets this attribute, but imports the compiler, which takes seconds.
-fla_missing_requirement._dynamo_marked_constant = True
+missing_requirement._dynamo_marked_constant = True
 
 
 @cache  # called by every layer in every step
-def _missing_requirement(device):
+def _missing_requirement(device, backend):
     if device.type != "cuda":
         return f"a CUDA GPU (the device is {device.type})"
     if (capability := torch.cuda.get_device_capability(device)) < MIN_COMPUTE_CAPABILITY:
         name = torch.cuda.get_device_name(device)
         return "compute capability {}.{}, and {} has {}.{}".format(*MIN_COMPUTE_CAPABILITY, name, *capability)
-    return None if find_spec("fla") else "the package fla-core (pip install 'fairseq-lrpe[gpu]')"
+    package = {"fla": "fla-core", "triton": "triton"}[backend]
+    return None if find_spec(backend) else f"the package {package} (pip install 'fairseq-lrpe[gpu]')"
 
 
 def fla_supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Returns whether the kernels can run on the device of q and support the dtypes."""
-    return fla_missing_requirement(q.device) is None and torch.float64 not in (q.dtype, k.dtype, v.dtype)
+    return missing_requirement(q.device) is None and torch.float64 not in (q.dtype, k.dtype, v.dtype)
 
 
 def _causal(q, k, v, args):
