@@ -13,7 +13,7 @@ source = Path(__file__).with_name("fairseq_lrpe") / "__init__.py"
 # - tensorboardX: without it, every fairseq command logs a message to install it.
 # - transformers: version 5 imports torchaudio, which has no build for this torch.
 # - fla-core: it contains flash-linear-attention's kernels; 0.6 is the version that the backend supports.
-# - triton: it is built for Linux only. Tests run these kernels in its interpreter, which needs no GPU.
+# - triton: it is built for Linux only. Tests run these kernels and ours in its interpreter, without a GPU.
 setup(
     name="fairseq-lrpe",
     version=version,
@@ -85,7 +85,7 @@ setup(
         ],
         # For the documentation site (mkdocs.yml).
         "docs": ["mkdocs", "mkdocs-material", "mkdocstrings-python"],
-        "gpu": ["fla-core>=0.6"],
+        "gpu": ["fla-core>=0.6", "triton; sys_platform == 'linux'"],
         "bookcorpus": ["datasets"],
         # For reading published weights of BERT in question generation.
         "bert": ["transformers<5", "safetensors"],

@@ -58,8 +58,8 @@ class _SharedConfig(FairseqDataclass):
     )
     linear_backend: str = flag(
         "auto",
-        "backend of linear attention: plain torch (chunk), the kernels of flash-linear-attention (fla), "
-        "or these kernels if they are installed and supported, and plain torch otherwise (auto)",
+        "backend of linear attention: plain torch (chunk), the kernels of flash-linear-attention (fla) or of "
+        "this project (triton), or fla if it is installed and supported, and chunk otherwise (auto)",
     )
     token_positions: str = flag(
         "sinusoidal", f"absolute position embeddings of the tokens: {', '.join(TOKEN_POSITIONS)}"

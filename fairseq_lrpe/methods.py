@@ -10,7 +10,7 @@ from fairseq_lrpe.utils.suggest import choices
 
 ATTENTIONS = ("linear", "softmax")
 LINEAR_NORMS = ("denominator", "layernorm", "content")
-LINEAR_BACKENDS = ("auto", "chunk", "fla")
+LINEAR_BACKENDS = ("auto", "chunk", "fla", "triton")
 
 
 @dataclass(frozen=True)

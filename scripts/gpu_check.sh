@@ -144,6 +144,8 @@ done
 step train-fp16-512 within lrpe bench train "${lm[@]}" "${rounds[@]}" "${short[@]}" -- "${half[@]}"
 step train-fp16-4096 within lrpe bench train "${lm[@]}" "${rounds[@]}" "${long[@]}" -- "${half[@]}"
 [ -n "$cpu" ] || step train-bf16 within lrpe bench train "${lm[@]:0:5}" "${rounds[@]}" "${short[@]}" -- --bf16
+[ -n "$cpu" ] || step train-triton within lrpe bench train "${lm[@]:0:2}" "${rounds[@]}" "${short[@]}" \
+  -- "${half[@]}" --linear-backend triton
 step train-compiled within lrpe bench train "${lm[@]:0:5}" "${rounds[@]}" "${short[@]}" -- "${half[@]}" --compile layers
 step generate within lrpe bench generate "${lm[@]}" "${short[@]}" --rounds 3
 

@@ -17,7 +17,7 @@ from support.tensors import randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS
-from fairseq_lrpe.ops.linear_attention.fla import fla_missing_requirement
+from fairseq_lrpe.ops.linear_attention.fla import missing_requirement
 
 DEVICE = "cuda"
 pytestmark = [
@@ -54,7 +54,7 @@ def check(ours, exact, bound):
         assert (x.cpu().double() - y.cpu()).abs().max() <= bound * y.abs().max()  # false for NaN
 
 
-@pytest.mark.parametrize("backend", ["chunk", "fla"])
+@pytest.mark.parametrize("backend", ["chunk", "fla", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
 @pytest.mark.parametrize("queries, keys, d, dv, normalize, decay, state, bound", [
     (70, 70, 64, 64, True, None, False, 1e-4),
@@ -71,7 +71,7 @@ def check(ours, exact, bound):
     (70, 70, 24, 17, False, "features", True, 2**-9),
 ])  # fmt: skip
 def test_linear_attention(backend, dtype, queries, keys, d, dv, normalize, decay, state, bound):
-    if backend == "fla" and (missing := fla_missing_requirement(torch.device(DEVICE))):
+    if backend != "chunk" and (missing := missing_requirement(torch.device(DEVICE), backend)):
         pytest.skip(f"needs {missing}")
     inputs = random_inputs(queries, keys, d, dv, state=state)
     inputs = {name: x.to(dtype if name in "qkv" else torch.float32) for name, x in inputs.items()}

@@ -67,8 +67,8 @@ class LinearAttention(SelfAttention):
             never negative (RoFormer Eq. 19); "layernorm" does not divide, but applies a LayerNorm(E) to the
             concatenated heads.
         feature_map: a name in ``FEATURE_MAPS``.
-        backend: backend of :func:`fairseq_lrpe.ops.linear_attention`. In evaluation mode, "fla" is replaced
-            by "auto", so that models trained with the GPU kernels can be used without them.
+        backend: backend of :func:`fairseq_lrpe.ops.linear_attention`. In evaluation mode, "fla" and "triton"
+            are replaced by "auto", so that models trained with the GPU kernels can be used without them.
         **options: see :class:`SelfAttention`.
 
     Raises:
@@ -183,7 +183,8 @@ class LinearAttention(SelfAttention):
         )
 
     def _backend(self):
-        return "auto" if self.backend == "fla" and not self.training else self.backend
+        needs_gpu = self.backend in ("fla", "triton")
+        return "auto" if needs_gpu and not self.training else self.backend
 
     def log_decay(self, context: Context, q: Tensor) -> Tensor | None:
         """Returns the log decay. For a :class:`PositionIndex`, a constant one becomes one of each key."""

@@ -1,8 +1,9 @@
 """Compare linear attention with softmax attention and simpler implementations over the sequence length.
 
 Measures the time of forward and backward passes of causal attention, their peak memory, and the time of a
-decoding step after a prefix. Where the kernels of flash-linear-attention run, they are measured as well. With
-`--busy N`, the passes are measured again while N other processes keep CPU cores busy. For example:
+decoding step after a prefix. Where the kernels of flash-linear-attention (fla) and of this project (triton)
+run, they are measured as well. With `--busy N`, the passes are measured again while N other processes keep
+CPU cores busy. For example:
 
   lrpe bench linear-attention --lengths 512 4096 --dtype bfloat16
 """
@@ -24,7 +25,7 @@ from matplotlib.figure import Figure
 from fairseq_lrpe.benchmarks import measurement
 from fairseq_lrpe.benchmarks.measurement import DTYPES, print_table
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.linear_attention.fla import fla_missing_requirement
+from fairseq_lrpe.ops.linear_attention.fla import missing_requirement
 from fairseq_lrpe.utils.cli import image_path, min_int, new_parser
 from fairseq_lrpe.utils.files import save_figure
 from fairseq_lrpe.utils.subprocesses import die_with_parent
@@ -74,8 +75,9 @@ def implementations(device: str) -> dict[str, Callable]:
     found = {"chunk": partial(linear, backend="chunk"), MASKED: masked}
     found["plain chunks"] = plain_chunks
     found["softmax"] = partial(F.scaled_dot_product_attention, is_causal=True)
-    if fla_missing_requirement(torch.device(device)) is None:
-        found["kernels"] = partial(linear, backend="fla")
+    for backend in ("fla", "triton"):
+        if missing_requirement(torch.device(device), backend) is None:
+            found[backend] = partial(linear, backend=backend)
     return found
 
 
@@ -145,7 +147,7 @@ def exponent(rows: list[dict]) -> float:
 def plot(by_name: dict[str, list[dict]], path: Path) -> None:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, unit in zip(figure.subplots(1, 2), ("ms", "MiB"), strict=True):
-        for (name, rows), marker in zip(by_name.items(), "osvD^", strict=False):
+        for (name, rows), marker in zip(by_name.items(), "osvD^P", strict=False):
             values = [row[unit] / row["batch"] for row in rows]
             axes.plot([row["length"] for row in rows], values, marker=marker, label=name)
         axes.set(xscale="log", yscale="log", xlabel="length n", ylabel=f"{unit} per sequence")

@@ -16,7 +16,7 @@ from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
 from fairseq_lrpe.methods import ATTENTIONS, LISTING, METHODS
 from fairseq_lrpe.models.data_validation import check_data
-from fairseq_lrpe.ops.linear_attention.fla import fla_missing_requirement
+from fairseq_lrpe.ops.linear_attention.fla import missing_requirement
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.gpus import check_architectures, check_bf16
@@ -129,6 +129,9 @@ def check_machine(args, linear_backend: str) -> None:
     gpu = torch.cuda.is_available() and not args.cpu
     if gpu and args.bf16:
         check_bf16()
-    reason = fla_missing_requirement(torch.device("cuda" if gpu else "cpu"))
-    if linear_backend == "fla" and reason:
-        raise UserError(f"--linear-backend fla needs {reason}: pass --linear-backend auto or chunk")
+    if linear_backend not in ("fla", "triton"):
+        return
+    if reason := missing_requirement(torch.device("cuda" if gpu else "cpu"), linear_backend):
+        raise UserError(
+            f"--linear-backend {linear_backend} needs {reason}: pass --linear-backend auto or chunk"
+        )

@@ -81,15 +81,18 @@ def no_cache():
 def test_gpus_with_kernels(capability, installed, missing, monkeypatch, no_cache):
     tiny.pretend_gpus(monkeypatch, {"card": capability}, DEFAULT)
     monkeypatch.setattr(FLA, "find_spec", lambda name: installed or None)
-    assert FLA.fla_missing_requirement(torch.device("cuda", 0)) == missing
-    assert FLA.fla_missing_requirement(torch.device("cpu")) == "a CUDA GPU (the device is cpu)"
+    assert FLA.missing_requirement(torch.device("cuda", 0)) == missing
+    ours = missing and missing.replace("fla-core", "triton")
+    assert FLA.missing_requirement(torch.device("cuda", 0), "triton") == ours
+    assert FLA.missing_requirement(torch.device("cpu")) == "a CUDA GPU (the device is cpu)"
 
 
-def test_a_model_trained_with_kernels_runs_without_them():
+@pytest.mark.parametrize("backend", ["fla", "triton"])
+def test_a_model_trained_with_kernels_runs_without_them(backend):
     encoding = build_encoding("rope", num_heads=2, head_dim=8, causal=True)
-    trained = FairseqLinearAttention(encoding, backend="fla")
+    trained = FairseqLinearAttention(encoding, backend=backend)
     x = torch.randn(5, 3, 16)
-    message = r"^backend 'fla' needs a CUDA GPU \(the device is cpu\): use backend 'chunk'$"
+    message = rf"^backend '{backend}' needs a CUDA GPU \(the device is cpu\): use backend 'chunk'$"
     with pytest.raises(ValueError, match=message):
         trained(x)
     plain = FairseqLinearAttention(encoding, backend="chunk").eval()
@@ -97,8 +100,10 @@ def test_a_model_trained_with_kernels_runs_without_them():
     assert torch.equal(trained.eval()(x)[0], plain(x)[0])
 
 
-def test_an_unavailable_backend_is_rejected_before_training(train, tmp_path):
-    done = train("linear_lm_rope", tmp_path / "save", "--linear-backend", "fla")
-    message = "--linear-backend fla needs a CUDA GPU (the device is cpu): pass --linear-backend auto or chunk"
+@pytest.mark.parametrize("backend", ["fla", "triton"])
+def test_an_unavailable_backend_is_rejected_before_training(backend, train, tmp_path):
+    done = train("linear_lm_rope", tmp_path / "save", "--linear-backend", backend)
+    message = f"--linear-backend {backend} needs a CUDA GPU (the device is cpu): "
+    message += "pass --linear-backend auto or chunk"
     assert done.returncode and done.stderr.strip() == f"fairseq_lrpe: {message}"
     assert not (tmp_path / "save").exists()

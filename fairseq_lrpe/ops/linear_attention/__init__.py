@@ -12,11 +12,12 @@ from fairseq_lrpe.ops.linear_attention.chunk import attend_last, chunk
 from fairseq_lrpe.ops.linear_attention.fla import fla, fla_supports
 from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
+from fairseq_lrpe.ops.linear_attention.triton_backend import triton
 from fairseq_lrpe.ops.precision import no_autocast, sum_dtype
 
 __all__ = ["LinearState", "linear_attention"]
 
-BACKENDS = {"reference": reference, "chunk": chunk, "fla": fla}
+BACKENDS = {"reference": reference, "chunk": chunk, "fla": fla, "triton": triton}
 
 
 def linear_attention(
@@ -60,9 +61,10 @@ def linear_attention(
         return_state: whether to return the sums over earlier and current keys, too.
         chunk_size: number of rows per chunk of the backend "chunk", by default 64 or 32, depending on d + dv,
             or less for strong decays of each feature.
-        backend: "reference" (the O(L²) definition); "chunk" (plain torch); "fla" (the kernels of
-            flash-linear-attention, on GPUs of compute capability 8.0 or higher); or "auto" (fla where it is
-            installed and supports the arguments, otherwise chunk).
+        backend: "reference" (the O(L²) definition); "chunk" (plain torch); on GPUs of compute capability 8.0
+            or higher, "fla" (the kernels of flash-linear-attention) or "triton" (kernels of this project,
+            whose speed was not measured yet); or "auto" (fla where it is installed and supports the
+            arguments, otherwise chunk).
         eps: lower bound of the denominator.
 
     Returns:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward
+from fairseq_lrpe.ops.constants import derived
 from fairseq_lrpe.ops.linear_attention.chunk import chunk
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
 from fairseq_lrpe.ops.torch_internals import mark_constant
@@ -38,7 +39,7 @@ def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tens
         ValueError: if the kernels are not installed or cannot run on this device, or for float64.
         RuntimeError: in a backward pass with ``create_graph=True``.
     """
-    if reason := fla_missing_requirement(q.device):
+    if reason := missing_requirement(q.device):
         raise ValueError(f"backend 'fla' needs {reason}: use backend 'chunk'")
     if not fla_supports(q, k, v):
         raise ValueError("backend 'fla' does not support float64 for q, k or v: use backend 'chunk'")
@@ -66,31 +67,34 @@ def _gates_have_wrong_gradients(device):
 
 
 @mark_constant
-def fla_missing_requirement(device: torch.device) -> str | None:
+def missing_requirement(device: torch.device, backend: str = "fla") -> str | None:
     """Returns a description of what the kernels need to run on the device, or None if they can run."""
-    return _missing_requirement(device)
+    return _missing_requirement(device, backend)
 
 
 @cache  # called by every layer in every step
-def _missing_requirement(device):
+def _missing_requirement(device, backend):
     if device.type != "cuda":
         return f"a CUDA GPU (the device is {device.type})"
     if (capability := torch.cuda.get_device_capability(device)) < MIN_COMPUTE_CAPABILITY:
         name = torch.cuda.get_device_name(device)
         return "compute capability {}.{}, and {} has {}.{}".format(*MIN_COMPUTE_CAPABILITY, name, *capability)
-    return None if find_spec("fla") else "the package fla-core (pip install 'fairseq-lrpe[gpu]')"
+    package = {"fla": "fla-core", "triton": "triton"}[backend]
+    return None if find_spec(backend) else f"the package {package} (pip install 'fairseq-lrpe[gpu]')"
 
 
 def fla_supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Returns whether the kernels can run on the device of q and support the dtypes."""
-    return fla_missing_requirement(q.device) is None and torch.float64 not in (q.dtype, k.dtype, v.dtype)
+    return missing_requirement(q.device) is None and torch.float64 not in (q.dtype, k.dtype, v.dtype)
 
 
 def _causal(q, k, v, args):
     from fla.ops.gla import chunk_gla
     from fla.ops.simple_gla import chunk_simple_gla
 
-    # For half-precision input, the kernels would also store the states between chunks in half precision.
+    # For half-precision input, the kernels would also store the output, the states and the gradients in half
+    # precision. Sums before the division exceed float16's range, and the gradient of q, the difference of
+    # large sums, would be wrong by up to 72% (docs/performance.md).
     q = q.to(args.dtype)
     k = k.to(args.dtype)
     v = v.to(args.dtype)
@@ -105,6 +109,7 @@ def _causal(q, k, v, args):
     if log_decay is None:
         decay = {}
     elif log_decay.size(-1) > 1:
+        # A repeated constant decay is as large as q in float32, so it is not cached.
         log_decay = log_decay.transpose(1, 2) if log_decay.dim() > 2 else log_decay
         kernel = chunk_gla
         decay = {"g": log_decay.expand_as(inputs[0])}
@@ -113,7 +118,7 @@ def _causal(q, k, v, args):
     elif log_decay.requires_grad:
         decay = {"g": log_decay.squeeze(-1).expand(inputs[0].shape[:-1])}
     else:
-        decay = {"g_gamma": log_decay.squeeze(-1).expand(q.size(1))}
+        decay = {"g_gamma": derived(_decay_of_heads, log_decay, q.size(1))}
     out, _ = kernel(*inputs, **decay, scale=1.0, initial_state=initial)
     out = _FirstOrder.apply(out.transpose(1, 2))
     if args.normalize:
@@ -121,6 +126,10 @@ def _causal(q, k, v, args):
     # The kernel's final state is not used: in flash-linear-attention 0.6.0, it is NaN for a strong decay
     # (log γ < -1.4) if the last chunk is not full.
     return (out, update_state(args.state, k, v, args.log_decay)) if args.return_state else out
+
+
+def _decay_of_heads(log_decay, heads):
+    return log_decay.squeeze(-1).expand(heads).contiguous()
 
 
 class _FirstOrder(torch.autograd.Function):

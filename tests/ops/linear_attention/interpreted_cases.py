@@ -51,7 +51,7 @@ def launched(monkeypatch):
 
     monkeypatch.setattr(Autotuner, "run", run)
     for module in (FLA, argument_validation):
-        monkeypatch.setattr(module, "fla_missing_requirement", lambda device: None)
+        monkeypatch.setattr(module, "missing_requirement", lambda device, backend="fla": None)
     return names
 
 

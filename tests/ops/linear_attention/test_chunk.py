@@ -202,8 +202,9 @@ STATE = torch.zeros(2, 3, 4, 6), torch.zeros(2, 3, 4)
         ({"key_padding_mask": torch.zeros(2, 5)}, "^key_padding_mask must be bool"),
         ({"q": torch.cat([Q, Q], dim=2)}, "as many keys as queries"),
         ({"chunk_size": 0}, "^chunk_size must be at least 1"),
-        ({"backend": "magic"}, "'magic'.*auto, reference, chunk, fla"),
+        ({"backend": "magic"}, "'magic'.*auto, reference, chunk, fla, triton"),
         ({"backend": "fla"}, "^backend 'fla' "),
+        ({"backend": "triton"}, "^backend 'triton' "),
     ],
 )
 def test_invalid_arguments_are_rejected(change, message):
