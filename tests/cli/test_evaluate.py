@@ -16,6 +16,7 @@ import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.cli import evaluate, train
 from fairseq_lrpe.cli.evaluate import evaluate_lengths, load_job
 from fairseq_lrpe.encodings.rotation import scale_rotations
+from fairseq_lrpe.experiments.execution.evaluators.lm import LMEvaluator
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
 SMALL = [*SMALL_LM, "updates=4", "train.warmup_updates=2"]
@@ -174,7 +175,7 @@ def test_scaled_rotations(trained, data_bin, tmp_path, is_old):
     assert "yarn scaling" in (tmp_path / "plot.svg").read_text()
     if not is_old:
         job = load_job(folder, [96], "ntk:8")
-        evaluate_lengths(job)
+        evaluate_lengths(LMEvaluator(job))
         of = job.record["evaluations"]["test_96_ntk-8"]
         expected, _ = perplexity(path, data_bin, 96, scaling=RopeScaling("ntk", 8))
         assert of["bits"] == pytest.approx(math.log2(expected), abs=6e-5)

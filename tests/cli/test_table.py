@@ -12,9 +12,9 @@ from fairseq_lrpe.cli import table as table_command
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.table import SCALES, Table
 from fairseq_lrpe.experiments.execution import scheduler, slurm
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
-from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
 
@@ -176,7 +176,7 @@ def planned(tmp_path, monkeypatch):
 
     fails = []
     monkeypatch.setattr(scheduler, "execute_run", execute)
-    monkeypatch.setattr(scheduler.Job, "check", lambda job: None)
+    monkeypatch.setattr(scheduler, "check", lambda job: None)
     monkeypatch.setattr(scheduler, "POLL_SECONDS", 0.01)
     return {run: Job(experiment, run, tmp_path) for run in runs}, done, fails
 

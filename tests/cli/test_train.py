@@ -13,7 +13,7 @@ from support.slurm_cluster import free_ports
 from support.tiny import REPOSITORY, SMALL_LM, job_of, output_of, read, run_here
 
 from fairseq_lrpe.cli import train
-from fairseq_lrpe.experiments.execution import run_directory, runner
+from fairseq_lrpe.experiments.execution import run_directory, runner, training
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.run_files import read_log
 from fairseq_lrpe.experiments.execution.run_log import Log
@@ -202,10 +202,10 @@ def test_second_node_waits_for_the_evaluation(small, tmp_path, monkeypatch):
     """Otherwise, it would start the next training while the first node evaluates, and torchrun would fail."""
     overrides = [word for word in [*small, "batch.per_gpu=2"] if "=" in word]
     job = job_of("lm/mini", "rope", overrides=overrides, results=tmp_path, nodes=2, gpus=1)
-    monkeypatch.setattr(runner, "run_training", lambda *_: None)
+    monkeypatch.setattr(training, "train", lambda *_: None)
     with ThreadPoolExecutor() as pool:
         with locked(job.folder):
-            ended = pool.submit(runner.run_worker, job)
+            ended = pool.submit(training.join_training, job)
             time.sleep(1)
             assert not ended.done()
         ended.result()

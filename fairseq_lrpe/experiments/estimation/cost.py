@@ -31,8 +31,8 @@ from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.estimation.corpora import GLUE, Corpus, read_corpus
 from fairseq_lrpe.experiments.estimation.launches import Launches, update_seconds
 from fairseq_lrpe.experiments.estimation.meta_device import aten, meta_device
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import train_command, update_freq
-from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN

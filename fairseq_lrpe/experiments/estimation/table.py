@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.estimation.launches import PASS_CALL, UPDATE_CALL
-from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.utils.cli import print_wide
 from fairseq_lrpe.utils.errors import UserError
 

@@ -6,18 +6,15 @@ import socket
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.utils.cli import abs_path, min_int
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, check_colon, check_control_characters, display_path
 from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.subprocesses import as_flags, threads_in
-
-if TYPE_CHECKING:
-    from fairseq_lrpe.experiments.execution.runner import Job
 
 PRECISIONS = ("fp16", "fp32", "bf16")
 COMPILE_MODES = ("layers", "reduce-overhead")
@@ -99,7 +96,7 @@ def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
     return total // (per_gpu * processes)
 
 
-def train_command(job: "Job") -> list[str]:
+def train_command(job: Job) -> list[str]:
     """Returns the fairseq-train command of a job; torchrun starts it on several nodes or CPU processes."""
     cfg, gpus, nodes = job.cfg, job.gpus, job.nodes
     if job.precision == "bf16" and job.run.method == "fairseq":
@@ -108,7 +105,7 @@ def train_command(job: "Job") -> list[str]:
     flags = {
         "user_dir": display_path(PLUGIN),
         "task": job.kind.task,
-        **job.kind.flags(job),
+        **job.kind.flags(job.run, job.cfg, job.starts_from),
         **job.train_flags,
         "max_update": job.updates,
         BATCH_FLAGS[cfg.batch.unit]: cfg.batch.per_gpu,

@@ -14,9 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import progress
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import update_freq, visible_gpus
 from fairseq_lrpe.experiments.execution.run_directory import InUse
-from fairseq_lrpe.experiments.execution.runner import Job, check_finished, data_sizes, execute_run
+from fairseq_lrpe.experiments.execution.run_settings import data_sizes
+from fairseq_lrpe.experiments.execution.runner import check, check_finished, check_start, execute_run
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.subprocesses import CommandFailed, available_cores
 
@@ -48,7 +50,7 @@ def jobs_with_data(
         update_freq(job.cfg.batch, gpus or 0, nodes)
         try:
             if not planned.keys() & job.experiment.needs(run):
-                job.check_start()
+                check_start(job)
             data_sizes(job.kind, job.cfg)
         except UserError as error:
             messages[f"{run.experiment} is skipped: {error}"] = None
@@ -67,7 +69,7 @@ def jobs_with_data(
 def execute_or_wait(job: Job) -> str | None:
     """Executes a run, or waits while another process does; returns the message of its error, or None."""
     try:
-        job.check()
+        check(job)
         while (state := job.state) != "finished" and not job.stop.is_set():
             with suppress(InUse):  # another process may lock it after its state was read
                 if state != "in use":

@@ -27,9 +27,10 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from fairseq_lrpe.experiments.definition.experiment import read_yaml
 from fairseq_lrpe.experiments.definition.run import Run, as_value
 from fairseq_lrpe.experiments.execution import scheduler
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
-from fairseq_lrpe.experiments.execution.runner import Job, execute_run
+from fairseq_lrpe.experiments.execution.runner import check, execute_run
 from fairseq_lrpe.experiments.execution.sbatch import (
     Executor,
     check_folder,
@@ -130,7 +131,7 @@ class SlurmRun(submitit.helpers.Checkpointable):
         try:
             with exit_on_error("train"):
                 job = replace(self.job, **choose_machine(args))
-                job.check()
+                check(job)
                 execute_run(job)
         except SystemExit as end:
             if end.code == 128 + signal.SIGUSR2:  # the training has saved a checkpoint

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from pydantic import RootModel
 
-from fairseq_lrpe.experiments.definition.kinds.synthetic_lm import SyntheticEvaluation, own_sizes
+from fairseq_lrpe.experiments.definition.kinds.synthetic_lm import SyntheticEvaluation, changed_sizes
 from fairseq_lrpe.experiments.definition.schema import validate
 from fairseq_lrpe.experiments.inference.load import find, load_model
 from fairseq_lrpe.tasks.answer_problems import AnswerProblem
@@ -154,6 +154,6 @@ def main(arguments: list[str] | None = None) -> None:
         checkpoint, _ = find(args.checkpoint, ["synthetic_lm"])
         trained = load_model(checkpoint, cpu=args.cpu)
         for name, settings in evaluations.items():
-            task = type(trained.task)(OmegaConf.merge(trained.task.cfg, own_sizes(settings)))
+            task = type(trained.task)(OmegaConf.merge(trained.task.cfg, changed_sizes(settings)))
             found = evaluate(trained.model, task, settings["split"])
             write_atomic(args.out / f"problems-{name}.json", json.dumps(found, indent=1) + "\n")

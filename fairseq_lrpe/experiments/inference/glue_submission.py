@@ -18,8 +18,12 @@ from tqdm import tqdm
 
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE, TASKS
 from fairseq_lrpe.experiments.definition.run import is_seed
-from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint
-from fairseq_lrpe.experiments.execution.run_files import REMEDY, read_evaluation, read_settings
+from fairseq_lrpe.experiments.execution.run_files import (
+    REMEDY,
+    evaluated_checkpoint,
+    read_evaluation,
+    read_settings,
+)
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, output_folder

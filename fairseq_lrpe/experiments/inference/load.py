@@ -12,8 +12,7 @@ import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.encodings.rotation import scale_rotations
-from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint
-from fairseq_lrpe.experiments.execution.run_files import read_settings
+from fairseq_lrpe.experiments.execution.run_files import evaluated_checkpoint, read_settings
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 from fairseq_lrpe.utils.errors import UserError

@@ -2,7 +2,6 @@
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
-from fairseq_lrpe.experiments.inference import metrics
 from fairseq_lrpe.utils.files import REPOSITORY, file_exists
 
 
@@ -23,11 +22,6 @@ class Classifier(Kind):
             return [folder / layout.METADATA]
         inputs = layout.read_metadata(folder)["inputs"]
         return [folder / name for name in layout.classified(self.splits(cfg), inputs)]
-
-    def evaluate(self, job, name):
-        predicted, target = metrics.predict_split(job, name, REPOSITORY / job.cfg.data)
-        majority = metrics.majority_metrics(target)["accuracy"]
-        return {**metrics.label_metrics(predicted, target), "majority": majority, "rows": len(target)}
 
 
 KIND = Classifier()
