@@ -16,6 +16,7 @@ from fairseq_lrpe.experiments.execution import endings
 from fairseq_lrpe.experiments.execution.run_directory import is_locked
 from fairseq_lrpe.experiments.execution.run_files import evaluated_checkpoint, read_evaluation
 from fairseq_lrpe.experiments.execution.setting_differences import setting_differences
+from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
 
@@ -93,17 +94,17 @@ class Job:
         return read_evaluation(self.folder)
 
     @property
-    def state(self) -> str:
-        """One of "absent", "in use" (by another process or thread), "damaged", "partial" and "finished"."""
+    def state(self) -> State:
+        """ABSENT, RUNNING (in use by another process or thread), STOPPED, DAMAGED or FINISHED."""
         if not self.folder.exists():
-            return "absent"
+            return State.ABSENT
         if self.lock is None and is_locked(self.folder):
-            return "in use"
+            return State.RUNNING
         try:
             record = self.record
         except UserError:
-            return "damaged"
-        return "finished" if self._is_finished(record) else "partial"
+            return State.DAMAGED
+        return State.FINISHED if self._is_finished(record) else State.STOPPED
 
     def _is_finished(self, record):
         """Returns whether nothing is left to be trained or evaluated.

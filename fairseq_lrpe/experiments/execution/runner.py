@@ -22,6 +22,7 @@ from fairseq_lrpe.experiments.execution.progress import say
 from fairseq_lrpe.experiments.execution.run_directory import InUse, locked
 from fairseq_lrpe.experiments.execution.run_files import read_settings, record_evaluation, write_json
 from fairseq_lrpe.experiments.execution.run_settings import data_sizes, initial_checkpoint, run_settings
+from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.experiments.execution.training import (
     join_training,
     prepare_training,
@@ -48,7 +49,7 @@ def execute_run(job: Job) -> None:
             with locked(job.folder, timeout) as job.lock:
                 settings = run_settings(job)
                 check_settings(job, settings)
-                if job.state == "finished":
+                if job.state == State.FINISHED:
                     say(job, f"already {endings.describe(job.record, settings['updates'])}: {job.folder}")
                 else:
                     produce_model(job, settings)
@@ -91,7 +92,7 @@ def choose_model(job: Job, settings: dict) -> None:
     write_json(job.folder / "run.json", settings)
     tried = Tried(job)
     for trial in candidates:
-        if trial.state == "finished":
+        if trial.state == State.FINISHED:
             say(job, f"already finished: {trial.folder}")
         else:
             execute_run(trial)

@@ -21,6 +21,7 @@ from fairseq_lrpe.experiments.execution.run_files import (
     write_json,
 )
 from fairseq_lrpe.experiments.execution.run_log import Log, training_speed
+from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.utils.files import REPOSITORY, write_atomic
 from fairseq_lrpe.utils.launchers import UNSET_IN_SHELL
 from fairseq_lrpe.utils.subprocesses import CommandFailed, run_command
@@ -119,7 +120,7 @@ def record_training(job: Job, ended: dict | None) -> None:
 def join_training(job: Job) -> None:
     """Joins the training of the node that holds the lock; writes only the log of this node."""
     trials = job.trials()
-    unfinished = [trial for trial in trials if trial.state != "finished"]
+    unfinished = [trial for trial in trials if trial.state != State.FINISHED]
     for trained in unfinished if trials else [job]:
         name = f"train-{socket.gethostname()}-{os.getpid()}.log"
         log = Log(trained.folder, name, run_directory.completed_updates(trained.folder / "checkpoints"))

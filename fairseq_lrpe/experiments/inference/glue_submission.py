@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE, TASKS
+from fairseq_lrpe.experiments.definition.choice import best_by_score
 from fairseq_lrpe.experiments.definition.run import is_seed
 from fairseq_lrpe.experiments.execution.run_files import (
     REMEDY,
@@ -61,21 +62,22 @@ def finished_runs(folder: Path) -> Iterator[GlueRun]:
         scores = [x[metric] for x in record.get("evaluations", {}).values() if metric in x]
         checkpoint = evaluated_checkpoint(path, config["evaluate"]["checkpoint"])
         if scores and checkpoint.exists():
-            score = -math.inf if math.isnan(scores[0]) else scores[0]
-            yield GlueRun(score, task, path, data, checkpoint)
+            yield GlueRun(scores[0], task, path, data, checkpoint)
 
 
 def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
     """Returns {task: run} of the finished runs with the best scores on the development sets."""
-    best = {}
+    candidates = {}
     for folder in folders:
         runs = [*finished_runs(folder)]
         if not runs:
             remedy = "use a method's folder, e.g. results/glue/wikibook/linear_rope"
             raise UserError(f"{folder} has no finished runs of GLUE: {remedy}")
         for run in runs:
-            if run.task not in best or run.score > best[run.task].score:
-                best[run.task] = run
+            candidates.setdefault(run.task, []).append(run)
+    best = {}
+    for task, runs in candidates.items():
+        best[task] = runs[best_by_score([run.score for run in runs], "higher")]
     return best
 
 

@@ -1,7 +1,7 @@
 """Kinds of encodings by how they represent positions, derived from their classes, for the atlas and plots."""
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding
-from fairseq_lrpe.experiments.definition.table import Row
+from fairseq_lrpe.experiments.definition.table_settings import Row
 from fairseq_lrpe.methods import METHODS
 
 TOKEN_POSITIONS = "token positions"

@@ -13,7 +13,9 @@ from support.tiny import write_configs, write_run
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results
-from fairseq_lrpe.experiments.definition.table import Cell, Row, Table
+from fairseq_lrpe.experiments.definition.cell import Cell
+from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.definition.table_settings import Row
 from fairseq_lrpe.experiments.reporting import aggregate, encoding_kinds, plots, renderers
 from fairseq_lrpe.experiments.reporting import tables as report
 
