@@ -35,7 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
         if args.table is None:
             print_tables()
             return
-        overrides += [f"seeds={args.seeds}"] if args.seeds else []
+        if args.seeds:
+            overrides.append(f"seeds={args.seeds}")
         table = Table(args.table, args.scale, overrides)
         jobs = {run: Job(table.experiment_of(run), run, args.results) for run in table.runs(args.methods)}
         if args.estimate:

@@ -51,36 +51,50 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
     """Prints the estimate of jobs, or of their trials if they choose; raises a UserError if none has one."""
     from fairseq_lrpe.experiments.estimation.cost import estimate_training  # takes seconds
 
-    jobs, total, problems = on_gpus(jobs, args), 0.0, []
-    gpus, precision = jobs[0].gpus * jobs[0].nodes, jobs[0].precision
+    jobs = on_gpus(jobs, args)
+    gpus = jobs[0].gpus * jobs[0].nodes
+    precision = jobs[0].precision
     peak = PEAKS[args.on][precision]
-    table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in COLUMNS))
+    table = RichTable(Column("run", overflow="fold"))
+    for name in COLUMNS:
+        table.add_column(name, justify="right")
+    total = 0.0
+    problems: dict[str, None] = {}
+    is_estimated = False
     for run, group in group_by_cost(jobs).items():
         finished = sum(is_trained(job) for job in group)
         count = f"{len(group):,}" + (f", {finished:,} finished" if finished else "")
         name = str(run).removesuffix("/seed-0")
         try:
-            one = estimate_training(group[0])
+            estimate = estimate_training(group[0])
         except ValueError as error:
-            problems.append(f"{run.experiment}: {error}")
+            problems[f"{run.experiment}: {error}"] = None
             table.add_row(name, count, *["-"] * (len(COLUMNS) - 1))
             continue
-        arithmetic = one.flops / (UTILIZATION * peak * gpus)
-        hours = max(arithmetic, one.host) / 3600
-        bound = "FLOPs" if arithmetic >= one.host else "calls"
+        arithmetic = estimate.flops / (UTILIZATION * peak * gpus)
+        hours = max(arithmetic, estimate.host) / 3600
         total += hours * (len(group) - finished)
-        large = [f"{x:.2e}".replace("e+0", "e").replace("e+", "e") for x in (one.tokens, one.flops)]
-        sizes = f"{one.parameters:,}", *large, f"{one.calls:,}", number(one.memory / 1e9)
-        table.add_row(name, count, *sizes, number(hours), bound)
-    if len(problems) == table.row_count:
-        raise UserError("; ".join(dict.fromkeys(problems)))
+        table.add_row(
+            name,
+            count,
+            f"{estimate.parameters:,}",
+            scientific(estimate.tokens),
+            scientific(estimate.flops),
+            f"{estimate.calls:,}",
+            number(estimate.memory / 1e9),
+            number(hours),
+            "FLOPs" if arithmetic >= estimate.host else "calls",
+        )
+        is_estimated = True
+    if not is_estimated:
+        raise UserError("; ".join(problems))
     print_wide(table)
     print(f"Not finished: {number(total)} hours on {gpus} × {args.on}, one training after the other.")
     print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {precision},")
     print("or, if it is longer, the time to start the calls of operations: about")
     each = f"{PASS_CALL * 1e6:g} µs each in forward and backward passes and {UPDATE_CALL * 1e6:g}"
     print(f"{each} in the optimizer, as measured on the host of an H200.")
-    for problem in dict.fromkeys(problems):
+    for problem in problems:
         print(f"Not estimated: {problem}.")
     print("Evaluations are not included. docs/cluster.md explains the numbers.")
 
@@ -98,11 +112,20 @@ def group_by_cost(jobs: list[Job]) -> dict[Run, list[Job]]:
 
     A run that chooses the best of several trials is not counted itself, but its trials are.
     """
-    every, groups = [trial for job in jobs for trial in job.trials() or [job]], {}
-    for run, job in {job.run: job for job in every}.items():
-        common = replace(run, seed=0, changes=tuple(x for x in run.changes if x[0] not in NEUTRAL))
-        groups.setdefault(common, []).append(job)
+    trained = {}
+    for job in jobs:
+        for trial in job.trials() or [job]:
+            trained[trial.run] = trial
+    groups = {}
+    for run, job in trained.items():
+        changes = tuple(change for change in run.changes if change[0] not in NEUTRAL)
+        groups.setdefault(replace(run, seed=0, changes=changes), []).append(job)
     return groups
+
+
+def scientific(value: float) -> str:
+    """Formats a number with three significant digits and an exponent, such as "1.23e9"."""
+    return f"{value:.2e}".replace("e+0", "e").replace("e+", "e")
 
 
 def number(value: float) -> str:

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from fairseq_lrpe.experiments.definition.experiment import foreign_encoding
 from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.definition.setting_names import foreign_encoding
 from fairseq_lrpe.experiments.execution.run_files import read_settings
 from fairseq_lrpe.experiments.execution.setting_differences import setting_differences
 from fairseq_lrpe.utils.errors import UserError

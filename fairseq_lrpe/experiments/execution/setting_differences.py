@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fairseq_lrpe.experiments.definition.experiment import is_non_identifying
+from fairseq_lrpe.experiments.definition.setting_names import is_non_identifying
 
 
 def flatten(content: object, key: str = "") -> Iterator[tuple[str, object]]:

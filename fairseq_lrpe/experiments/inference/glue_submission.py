@@ -47,29 +47,37 @@ def submission_files(task: str) -> dict[str, str]:
 
 def finished_runs(folder: Path) -> Iterator[GlueRun]:
     """Yields a method's finished runs on GLUE tasks that still have a checkpoint, without trials."""
-    folders = (*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*")))
-    for path in filter(is_seed, folders):
-        record, settings = read_evaluation(path), read_settings(path, KEYS)
+    for path in [*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*"))]:
+        if not is_seed(path):
+            continue
+        record = read_evaluation(path)
+        settings = read_settings(path, KEYS)
         if "finished" not in record or settings.get("kind") not in ("glue", "classifier"):
             continue
-        config, is_glue = settings["config"], settings["kind"] == "glue"
-        if is_glue and not config.get("task"):
-            raise UserError(f"{path / 'run.json'} lacks the key config.task: {REMEDY}")
-        data = REPOSITORY / config["data"]
-        data = data / config["task"] / "bin" if is_glue else data
+        data, metric = data_and_metric(path, settings)
         task = data.parent.name  # of data/glue/RTE/bin
-        metric = "score" if is_glue else getattr(TASKS.get(task), "measure", None)
         scores = [x[metric] for x in record.get("evaluations", {}).values() if metric in x]
-        checkpoint = evaluated_checkpoint(path, config["evaluate"]["checkpoint"])
+        checkpoint = evaluated_checkpoint(path, settings["config"]["evaluate"]["checkpoint"])
         if scores and checkpoint.exists():
             yield GlueRun(scores[0], task, path, data, checkpoint)
+
+
+def data_and_metric(folder: Path, settings: dict) -> tuple[Path, str | None]:
+    """Returns the data folder of a run, and the metric that GLUE has for its task, or None."""
+    config = settings["config"]
+    data = REPOSITORY / config["data"]
+    if settings["kind"] == "classifier":
+        return data, getattr(TASKS.get(data.parent.name), "measure", None)
+    if not config.get("task"):
+        raise UserError(f"{folder / 'run.json'} lacks the key config.task: {REMEDY}")
+    return data / config["task"] / "bin", "score"
 
 
 def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
     """Returns {task: run} of the finished runs with the best scores on the development sets."""
     candidates = {}
     for folder in folders:
-        runs = [*finished_runs(folder)]
+        runs = list(finished_runs(folder))
         if not runs:
             remedy = "use a method's folder, e.g. results/glue/wikibook/linear_rope"
             raise UserError(f"{folder} has no finished runs of GLUE: {remedy}")
@@ -79,6 +87,15 @@ def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
     for task, runs in candidates.items():
         best[task] = runs[best_by_score([run.score for run in runs], "higher")]
     return best
+
+
+def missing_files(tasks: Iterable[str]) -> list[str]:
+    """Returns the files that GLUE's server requires besides those of ``tasks``."""
+    missing = []
+    for name in TASKS:
+        if name not in tasks:
+            missing += [f"{file}.tsv" for file in submission_files(name)]
+    return [*missing, "AX.tsv"]
 
 
 def submitted(prediction: str | float, task: str) -> str | float:
@@ -120,8 +137,7 @@ def main(arguments: list[str] | None = None) -> None:
         write(runs, out, args.cpu)
     for name, run in runs.items():
         print(f"{name}: {TASKS[name].measure} {run.score:.2f} on the development set, {run.folder.name}")
-    required = [*(file for name in TASKS for file in submission_files(name)), "AX"]
-    written = {file for name in runs for file in submission_files(name)}
-    if missing := [f"{file}.tsv" for file in required if file not in written]:
+    missing = missing_files(runs)
+    if missing:
         print(f"GLUE's server also requires: {', '.join(missing)}")
     print(f"written: {out}")

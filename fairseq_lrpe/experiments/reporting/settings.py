@@ -8,8 +8,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from fairseq_lrpe.experiments.definition.experiment import Experiment, is_non_identifying
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.definition.setting_names import is_non_identifying
 from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.setting_differences import differences, flatten
 
