@@ -110,8 +110,12 @@ def check_data(job: Job, before: dict[str, int], tokens: int) -> None:
     """
     folder = REPOSITORY / job.cfg.data
     files = layout.text(["test"])
-    recorded = {name: before[name] for name in files if name in before}
-    now = {name: (folder / name).stat().st_size for name in files}
+    recorded = {}
+    now = {}
+    for name in files:
+        now[name] = (folder / name).stat().st_size
+        if name in before:
+            recorded[name] = before[name]
     differences = run_directory.data_differences(recorded, now)
     for count in recorded_tokens(job) - {tokens}:
         differences.append(f"its test split had {count:,} tokens, now {tokens:,}")

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class Experiment:
             raise UserError(f"unknown experiment {name!r}{choices(name, experiments(), LISTING)}")
         contents = read_with_defaults(name)
         files = " or ".join(str(display_path(path)) for path in contents)
-        kind = next((content["kind"] for content in contents.values() if "kind" in content), None)
+        kind = ChainMap(*contents.values()).get("kind")
         if kind not in list(KINDS):
             raise UserError(f"{files}: kind: unknown kind {kind!r}{choices(kind, KINDS)}")
         try:
@@ -138,7 +139,8 @@ class Experiment:
             head, _, rest = name.partition(".")
             if not isinstance(section.get(head), DictConfig):
                 break
-            section, name = section[head], rest
+            section = section[head]
+            name = rest
             path.append(head)
         is_open = path and name and (path[0] in EXTENSIBLE or (path == ["train"] and "." not in name))
         if is_open or name in list(section):

@@ -88,10 +88,14 @@ def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
     found = []
     for path in _folders(folder):
         own = experiment_of(path, folder)
-        is_run = own is not None and any((path / name).exists() for name in RECORDS)
-        if is_run and experiment in (None, own):
+        if own is not None and experiment in (None, own) and has_records(path):
             found.append(path)
     return sorted(found)
+
+
+def has_records(folder: Path) -> bool:
+    """Returns whether a run was started in a folder."""
+    return any((folder / name).exists() for name in RECORDS)
 
 
 def _folders(folder: Path, outer: frozenset[str] = frozenset()) -> Iterator[Path]:
@@ -111,9 +115,9 @@ def experiment_of(path: Path, folder: Path) -> Path | None:
     """
     if not is_seed(path):
         return None
-    prefixes = tuple(f"{attention}_" for attention in ATTENTIONS)
     for parent in path.relative_to(folder).parents:
-        if parent.name.startswith(prefixes):
+        attention, separator, _ = parent.name.partition("_")
+        if attention in ATTENTIONS and separator:
             return parent.parent
         if "=" not in parent.name:
             break

@@ -22,13 +22,14 @@ NON_IDENTIFYING = (
     "train.stop_time_hours",  # a training that it stops is continued
 )
 """Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
+PREFIXES = tuple(f"{name}." for name in NON_IDENTIFYING)
 SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
 """Flags of a method that are not options of its encoding."""
 
 
 def is_non_identifying(key: str) -> bool:
     """Returns whether a key is one of ``NON_IDENTIFYING``, or inside one."""
-    return any(key == name or key.startswith(f"{name}.") for name in NON_IDENTIFYING)
+    return f"{key}.".startswith(PREFIXES)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.cell import Cell
@@ -83,7 +84,9 @@ class TableSpec:
         name = self.settings.rows_of
         if name is None:
             return []
-        self._check("rows_of", "table", name, [other for other in tables() if other != self.name])
+        others = tables()
+        others.remove(self.name)
+        self._check("rows_of", "table", name, others)
         if read_model(self.path.with_name(f"{name}.yaml"), TableSettings).rows_of:
             raise self._error("rows_of", f"{name} has the rows of another table: name that table")
         return [row.model_copy(update={"columns": None, "values": {}}) for row in TableSpec(name).rows]
@@ -92,7 +95,11 @@ class TableSpec:
     def scales(self) -> list[str]:
         """The scales at which a column has an experiment."""
         columns = self.settings.columns.values()
-        return [scale for scale in SCALES if any(column.experiment_at(scale) for column in columns)]
+        scales = []
+        for scale in SCALES:
+            if any(column.experiment_at(scale) for column in columns):
+                scales.append(scale)
+        return scales
 
 
 class Table(TableSpec):
@@ -141,11 +148,12 @@ class Table(TableSpec):
         for name in applicable:
             applicable[name] = applicable_overrides(name, self.overrides)
         # Overrides with keys that no experiment has may add keys, such as evaluations, to all of them.
-        known = {text for texts in applicable.values() for text in texts}
+        known = set().union(*applicable.values())
         new = [text for text in self.overrides if text not in known]
-        return {
-            name: Experiment.load(name, [*texts, *new], self.overrides) for name, texts in applicable.items()
-        }
+        loaded = {}
+        for name, texts in applicable.items():
+            loaded[name] = Experiment.load(name, [*texts, *new], self.overrides)
+        return loaded
 
     def _check_column(self, key, column, experiment):
         known = [*experiment.cfg.evaluations, "training"]
@@ -230,7 +238,7 @@ class Table(TableSpec):
         cell.trials = [list(runs) for runs in zip(*by_seed, strict=True)]
         if not cell.trials:
             return
-        cell.runs = [run for runs in cell.trials for run in runs]
+        cell.runs = list(chain(*cell.trials))
         evaluation = next(iter(experiment.kind.evaluations(experiment.settings(cell.runs[0]))))
         cell.score = (evaluation, next(iter(experiment.kind.metrics)))
 
@@ -242,8 +250,10 @@ class Table(TableSpec):
         method = self.settings.baseline
         if method is None or cell.method == method:
             return None
-        place = (cell.attention, cell.column, method)
-        found = [other for other in self.cells if (other.attention, other.column, other.method) == place]
+        found = []
+        for other in self.cells:
+            if (other.attention, other.column, other.method) == (cell.attention, cell.column, method):
+                found.append(other)
         if len(found) > 1:
             found = [other for other in found if other.change_values == cell.change_values]
         return found[0] if found else None
@@ -255,7 +265,7 @@ class Table(TableSpec):
         can be compared early.
         """
         self._check_methods(methods)
-        wanted = {canonical(name) for name in methods}
+        wanted = set(map(canonical, methods))
         ordered: dict[Run, None] = {}
         first = set()
 

@@ -24,8 +24,14 @@ PEAKS = {
     "h100": {"fp16": 989e12, "bf16": 989e12, "fp32": 67e12},
 }
 """{GPU: {precision: peak FLOP/s of dense matrix products}}"""
-OPTIMIZATION = ("lr", "clip_norm", "weight_decay", "warmup_updates", "adam_betas", "adam_eps")
-NEUTRAL = {f"train.{flag}" for flag in OPTIMIZATION}
+NEUTRAL = (
+    "train.lr",
+    "train.clip_norm",
+    "train.weight_decay",
+    "train.warmup_updates",
+    "train.adam_betas",
+    "train.adam_eps",
+)
 """Changes of a run that do not change its cost."""
 
 

@@ -50,7 +50,7 @@ def complete(model, questions: list[torch.Tensor], length: int, end: int) -> lis
     are random. A question and its answer have at most ``length`` tokens together.
     """
     device = next(model.parameters()).device
-    lengths = torch.tensor([len(question) for question in questions], device=device)
+    lengths = torch.tensor(list(map(len, questions)), device=device)
     tokens = torch.full((len(questions), length), end, device=device)
     for row, question in zip(tokens, questions, strict=True):
         row[: len(question)] = question
@@ -146,8 +146,11 @@ def evaluate(model, task, split: str = "test") -> dict:
 def evaluate_results(model, task) -> dict:
     """Evaluates the results that a model generates for addition or index."""
     pairs = [task.problem.problem(Random(f"problems {index}")) for index in range(PROBLEMS)]
-    questions = [task.encode(question) for question, _ in pairs]
-    answers = [task.encode(answer) for _, answer in pairs]
+    questions = []
+    answers = []
+    for question, answer in pairs:
+        questions.append(task.encode(question))
+        answers.append(task.encode(answer))
     completed = complete(model, questions, task.cfg.tokens_per_sample, task.encode("#").item())
     rows = []
     correct = 0

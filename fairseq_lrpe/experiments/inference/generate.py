@@ -27,10 +27,14 @@ class Generator(TrainedModel):
         task = self.task
         model = self.model
         best_texts = [""] * len(lines)
-        numbers = [i for i, line in enumerate(lines) if line]
+        numbers = []  # of the lines that are not blank
+        texts = []
+        for number, line in enumerate(lines):
+            if line:
+                numbers.append(number)
+                texts.append(line)
         if not numbers:
             return best_texts
-        texts = [lines[i] for i in numbers]
         tokens, lengths = task.get_interactive_tokens_and_lengths(texts, lambda text: text)
         limit, _ = utils.resolve_max_positions(task.max_positions(), model.max_positions())
         for i, length in zip(numbers, lengths, strict=True):

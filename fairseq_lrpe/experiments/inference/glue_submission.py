@@ -56,7 +56,10 @@ def finished_runs(folder: Path) -> Iterator[GlueRun]:
             continue
         data, metric = data_and_metric(path, settings)
         task = data.parent.name  # of data/glue/RTE/bin
-        scores = [x[metric] for x in record.get("evaluations", {}).values() if metric in x]
+        scores = []
+        for measured in record.get("evaluations", {}).values():
+            if metric in measured:
+                scores.append(measured[metric])
         checkpoint = evaluated_checkpoint(path, settings["config"]["evaluate"]["checkpoint"])
         if scores and checkpoint.exists():
             yield GlueRun(scores[0], task, path, data, checkpoint)
@@ -120,7 +123,9 @@ def write(runs: dict[str, GlueRun], out: Path, cpu: bool) -> None:
         for name in tqdm(sorted(runs), unit="task", disable=None):
             model = load.load_model(runs[name].checkpoint, data=runs[name].data, cpu=cpu)
             for file, split in submission_files(name).items():
-                rows = [(submitted(label, name), None) for label, _ in model.predict_split(split)]
+                rows = []
+                for label, _ in model.predict_split(split):
+                    rows.append((submitted(label, name), None))
                 archive.writestr(f"{file}.tsv", classify.tsv(rows), zipfile.ZIP_DEFLATED)
 
 

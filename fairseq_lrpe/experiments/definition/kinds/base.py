@@ -13,6 +13,11 @@ from fairseq_lrpe.methods import architecture
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
+def in_folder(folder: Path, names: Iterable[str]) -> list[Path]:
+    """Returns the paths of files in a folder."""
+    return [folder / name for name in names]
+
+
 class Curve(NamedTuple):
     key: str  # key of fairseq's JSON log
     label: str  # label of the y-axis
@@ -50,8 +55,11 @@ class Kind:
         return layout.shards(REPOSITORY / cfg.data) if cfg.data else []
 
     def splits(self, cfg: DictConfig) -> Iterable[str]:
-        evaluated = [settings["split"] for settings in self.evaluations(cfg).values()]
-        return dict.fromkeys(["train", "valid", *evaluated])
+        """Returns the splits of training and of the evaluations, each once."""
+        return dict.fromkeys(["train", "valid", *self.evaluated_splits(cfg)])
+
+    def evaluated_splits(self, cfg: DictConfig) -> list[str]:
+        return [settings["split"] for settings in self.evaluations(cfg).values()]
 
     def updates(self, cfg: DictConfig) -> int:
         return cfg.updates

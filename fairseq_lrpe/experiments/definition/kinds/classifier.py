@@ -1,7 +1,7 @@
 """Classification of texts, text pairs and images from scratch, evaluated on the predicted labels."""
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, in_folder
 from fairseq_lrpe.utils.files import REPOSITORY, file_exists
 
 
@@ -21,7 +21,7 @@ class Classifier(Kind):
         if not file_exists(folder / layout.METADATA):
             return [folder / layout.METADATA]
         inputs = layout.read_metadata(folder)["inputs"]
-        return [folder / name for name in layout.classified(self.splits(cfg), inputs)]
+        return in_folder(folder, layout.classified(self.splits(cfg), inputs))
 
 
 KIND = Classifier()

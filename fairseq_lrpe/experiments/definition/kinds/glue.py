@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.data.glue_tasks import get_task
-from fairseq_lrpe.experiments.definition.kinds.base import Kind
+from fairseq_lrpe.experiments.definition.kinds.base import Kind, in_folder
 from fairseq_lrpe.experiments.definition.settings import Evaluation, Settings
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
@@ -40,7 +40,7 @@ class Glue(Kind):
 
     def data(self, cfg):
         folder = self.folder(cfg)
-        return [folder / name for name in layout.sentences(self.splits(cfg))]
+        return in_folder(folder, layout.sentences(self.splits(cfg)))
 
     def folder(self, cfg):
         return REPOSITORY / cfg.data / cfg.task / "bin"

@@ -5,7 +5,7 @@ import math
 from pydantic import NonNegativeInt, PositiveInt
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, in_folder
 from fairseq_lrpe.experiments.definition.language_model import ModelFlags
 from fairseq_lrpe.experiments.definition.settings import Evaluation, TrainingSettings, train_flags
 from fairseq_lrpe.methods import METHODS
@@ -39,7 +39,7 @@ class LM(Kind):
                 raise UserError(f"evaluations.{name}.rope_scaling needs evaluations.{name}.length")
 
     def data(self, cfg):
-        return [REPOSITORY / cfg.data / name for name in layout.text(self.splits(cfg))]
+        return in_folder(REPOSITORY / cfg.data, layout.text(self.splits(cfg)))
 
     def flags(self, run, cfg, starts_from):
         # Without fairseq's defaults, which a trained model has.

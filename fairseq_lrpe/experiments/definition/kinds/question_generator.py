@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, in_folder
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
@@ -15,9 +15,9 @@ class QuestionGenerator(Kind):
 
     def data(self, cfg):
         folder = REPOSITORY / cfg.data
-        files = [folder / name for name in layout.questions(self.splits(cfg))]
-        for settings in self.evaluations(cfg).values():
-            files += self.raw_text(folder, settings["split"])
+        files = in_folder(folder, layout.questions(self.splits(cfg)))
+        for split in self.evaluated_splits(cfg):
+            files += self.raw_text(folder, split)
         return files
 
     def raw_text(self, folder: Path, split: str) -> list[Path]:

@@ -7,10 +7,8 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, in_folder
 from fairseq_lrpe.experiments.definition.settings import Evaluation, TrainingSettings
-from fairseq_lrpe.tasks.answer_problems import AnswerProblem
-from fairseq_lrpe.tasks.synthetic_problems import build_problem
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
 
@@ -39,9 +37,17 @@ class SyntheticLM(Kind):
     settings = SyntheticSettings
     task = "synthetic_lm"
     family = "lm"
-    metrics = {"nats": "lower", "correct": "higher", "accuracy": "higher"}
-    metrics |= {"exact": "higher", "floor": "lower"}
-    metrics |= {f"quarter_{n}": "higher" for n in (1, 2, 3, 4)}
+    metrics = {
+        "nats": "lower",
+        "correct": "higher",
+        "accuracy": "higher",
+        "exact": "higher",
+        "floor": "lower",
+        "quarter_1": "higher",
+        "quarter_2": "higher",
+        "quarter_3": "higher",
+        "quarter_4": "higher",
+    }
     decimals = {**Kind.decimals, "floor": 4}
     curve = Curve(
         "valid_loss", "validation loss in nats per token", factor=math.log(2), decimals=4, show_all=True
@@ -50,7 +56,7 @@ class SyntheticLM(Kind):
     def data(self, cfg):
         if not cfg.data:
             return []
-        return [REPOSITORY / cfg.data / name for name in layout.text(self.splits(cfg))]
+        return in_folder(REPOSITORY / cfg.data, layout.text(self.splits(cfg)))
 
     def folders(self, cfg):
         return []
@@ -59,6 +65,9 @@ class SyntheticLM(Kind):
         return {**super().flags(run, cfg, starts_from), "haystack": cfg.data or None}
 
     def check(self, cfg):
+        from fairseq_lrpe.tasks.answer_problems import AnswerProblem  # imports torch, which takes seconds
+        from fairseq_lrpe.tasks.synthetic_problems import build_problem
+
         flags = {key: value for key, value in cfg.train.items() if value is not None}
         flags["haystack"] = cfg.data
         for settings in ({}, *self.evaluations(cfg).values()):

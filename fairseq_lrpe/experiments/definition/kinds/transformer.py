@@ -1,7 +1,7 @@
 """Translation, evaluated by BLEU of the hypotheses from fairseq-generate."""
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, in_folder
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
@@ -15,8 +15,8 @@ class Transformer(Kind):
         folder = REPOSITORY / cfg.data
         target = cfg.train.target_lang
         names = layout.translation(self.splits(cfg), cfg.train.source_lang, target)
-        files = [folder / name for name in names]
-        splits = [settings["split"] for settings in self.evaluations(cfg).values()]
+        files = in_folder(folder, names)
+        splits = self.evaluated_splits(cfg)
         if splits:
             files += [folder / layout.PREPARATION, folder.parent / layout.CODES]
             files += layout.raw_text(folder, splits, [target])

@@ -1,7 +1,7 @@
 """Image classification, evaluated by fairseq-validate."""
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, in_folder
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
@@ -17,7 +17,7 @@ class ViT(Kind):
     curve = Curve("valid_accuracy", "validation accuracy", "higher")
 
     def data(self, cfg):
-        return [REPOSITORY / cfg.data / name for name in layout.labeled(self.splits(cfg))]
+        return in_folder(REPOSITORY / cfg.data, layout.labeled(self.splits(cfg)))
 
 
 KIND = ViT()
