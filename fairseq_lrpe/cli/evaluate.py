@@ -45,17 +45,30 @@ def main(arguments: list[str] | None = None) -> None:
         lengths = sorted(set(args.lengths))
         if args.plot and len(lengths) == 1:
             raise UserError("--plot draws a line over lengths: pass two or more, or omit --plot")
-        job = load_job(args.run, lengths, args.rope_scaling)
-        evaluator = LMEvaluator(replace(job, cpu=args.cpu or not gpus_here()))
-        check_lengths(evaluator)
+        evaluator = load_evaluator(args.run, lengths, args.rope_scaling, cpu=args.cpu or not gpus_here())
         measured = evaluate_lengths(evaluator)
         print_table(measured, evaluator)
         if args.plot:
             plot(measured, evaluator, args.plot)
 
 
-def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) -> Job:
-    """Returns the job that evaluates the run in a folder, which may have been moved or copied.
+def load_evaluator(
+    folder: Path, lengths: list[int], rope_scaling: str | None = None, cpu: bool = True
+) -> LMEvaluator:
+    """Returns the evaluator of the run in a folder, which may have been moved or copied.
+
+    Raises:
+        UserError: if the folder has no finished run of the kind lm, a block is too long for the model or the
+            split, or ``rope_scaling`` is invalid or impossible for the model.
+    """
+    job = load_job(folder, length_evaluations(lengths, rope_scaling))
+    evaluator = LMEvaluator(replace(job, cpu=cpu))
+    check_lengths(evaluator)
+    return evaluator
+
+
+def load_job(folder: Path, evaluations: dict[str, dict]) -> Job:
+    """Returns the job of the run in a folder with other evaluations.
 
     Raises:
         UserError: if the folder has no finished run of the kind lm.
@@ -70,7 +83,7 @@ def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) 
     run = Run.of(settings)
     kind = KINDS["lm"]
     cfg = build_config(kind, OmegaConf.create(settings["config"]))
-    cfg.evaluations = length_evaluations(lengths, rope_scaling)
+    cfg.evaluations = evaluations
     experiment = Experiment(run.experiment, cfg, kind, str(folder / "run.json"), [])
     return Job(experiment, run, folder.parent, moved=folder)
 
