@@ -12,7 +12,7 @@ import torch
 from support.slurm_cluster import free_ports
 from support.tiny import REPOSITORY, SMALL_LM, job_of, output_of, read, run_here
 
-from fairseq_lrpe.cli import train
+from fairseq_lrpe.cli import finetune, results, table, train
 from fairseq_lrpe.experiments.execution import run_directory, runner, training
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.run_files import read_log
@@ -215,6 +215,16 @@ def test_words_after_options_are_their_values(tmp_path):
     words = ["lm/mini", "base", "--results", str(tmp_path / "a=b"), "updates=3", "--seed", "1", "2"]
     args, overrides = train.parse(train.make_parser(), words)
     assert (args.results, args.seeds, overrides) == (tmp_path / "a=b", [1, 2], ["updates=3"])
+
+
+@pytest.mark.parametrize("command", [finetune, results, table, train])
+def test_options_whose_values_have_equals_signs(command):
+    """They are all options with paths, and --slurm."""
+    for action in command.make_parser()._actions:
+        name = getattr(action.type, "__name__", "")
+        is_path = name.endswith("_path")
+        for option in action.option_strings:
+            assert (option in train.OPTIONS_WITH_EQUALS) == (is_path or option == "--slurm")
 
 
 def write_checkpoint(path, updates):

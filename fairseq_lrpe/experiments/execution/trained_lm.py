@@ -1,11 +1,15 @@
 """A trained language model: the lengths at which it can be evaluated on the data of its run."""
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from fairseq_lrpe.experiments.definition.language_model import ModelFlags
 from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, file_exists
+
+if TYPE_CHECKING:
+    from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
 
 class TrainedLM(ModelFlags):
@@ -23,12 +27,20 @@ class TrainedLM(ModelFlags):
             wrong = "is fairseq's own model, whose maximum length is not known"
             raise UserError(f"{job.checkpoint} {wrong}: choose a method of this plugin")
         super().__init__(flags)
+        self.scalings: dict[tuple[str, int], RopeScaling] = {}
         self.data = REPOSITORY / job.cfg.data
 
     @cached_property
     def limit(self) -> tuple[float, str]:
         """The maximum number of tokens that the model can read, and the reason."""
         return self.max_length()
+
+    def rope_scaling(self, text, length):
+        # The encoding that is built to check a scaling takes time.
+        key = (text, length)
+        if key not in self.scalings:
+            self.scalings[key] = super().rope_scaling(text, length)
+        return self.scalings[key]
 
     def tokens(self, split: str) -> int:
         """Returns the number of tokens of a split of the run's data."""
