@@ -58,12 +58,12 @@ class Run:
         """Returns how the run of a run.json differs, such as "seed 2", or ""; keys may be missing."""
         differences = []
         for name in ("attention", "method", "seed"):
-            own = getattr(self, name)
-            recorded = settings.get(name, own)
+            value = getattr(self, name)
+            recorded = settings.get(name, value)
             if name == "method":
-                own = canonical(own)
+                value = canonical(value)
                 recorded = canonical(recorded)
-            if recorded != own:
+            if recorded != value:
                 differences.append(f"{name} {recorded}")
         return ", ".join(differences)
 
@@ -85,12 +85,12 @@ class Run:
 
 def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
     """Returns the run folders below a folder; only those of ``experiment``, a relative path, if given."""
-    found = []
+    folders = []
     for path in _folders(folder):
-        own = experiment_of(path, folder)
-        if own is not None and experiment in (None, own) and has_records(path):
-            found.append(path)
-    return sorted(found)
+        name = experiment_of(path, folder)
+        if name is not None and experiment in (None, name) and has_records(path):
+            folders.append(path)
+    return sorted(folders)
 
 
 def has_records(folder: Path) -> bool:

@@ -250,13 +250,13 @@ class Table(TableSpec):
         method = self.settings.baseline
         if method is None or cell.method == method:
             return None
-        found = []
+        baselines = []
         for other in self.cells:
             if (other.attention, other.column, other.method) == (cell.attention, cell.column, method):
-                found.append(other)
-        if len(found) > 1:
-            found = [other for other in found if other.change_values == cell.change_values]
-        return found[0] if found else None
+                baselines.append(other)
+        if len(baselines) > 1:
+            baselines = [other for other in baselines if other.change_values == cell.change_values]
+        return baselines[0] if baselines else None
 
     def runs(self, methods: Collection[str] = ()) -> list[Run]:
         """Returns the runs of all methods, or of those in ``methods``, and the runs that they need, in order.

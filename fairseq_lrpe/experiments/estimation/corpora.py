@@ -60,8 +60,9 @@ def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
     metadata = [path for path in files if path == folders[0] / layout.METADATA]
     if all(map(file_exists, [*dictionaries, *metadata])):
         types = tuple(map(layout.vocabulary_size, dictionaries))
-        about = layout.read_metadata(folders[0]) if metadata else {}
-        return Corpus(types, len(about.get("labels", ())), about.get("inputs", 1), "pixels" in about)
+        content = layout.read_metadata(folders[0]) if metadata else {}
+        labels = len(content.get("labels", ()))
+        return Corpus(types, labels, content.get("inputs", 1), "pixels" in content)
     name = cfg.data.removeprefix("data/").partition("/")[0]
     if name not in CORPORA:
         command = prepare_command(display_path(folders[0])) or PREPARE

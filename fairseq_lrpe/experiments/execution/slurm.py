@@ -214,10 +214,11 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
                 continue
             needs = [needed for needed in job.experiment.needs(run) if needed in jobs]
             queued = [needed for needed in needs if needed in numbers]
-            missing = {x for x in needs if x not in numbers and jobs[x].state != State.FINISHED}
-            if missing & failed:
+            missing = [x for x in needs if x not in numbers and jobs[x].state != State.FINISHED]
+            is_full = len(numbers) >= (args.jobs or len(jobs))
+            if not failed.isdisjoint(missing):
                 failed.add(run)
-            elif missing or len(numbers) >= (args.jobs or len(jobs)):
+            elif missing or is_full:
                 waiting += 1
             else:
                 numbers[run] = submit_job(job, args, [numbers[needed] for needed in queued])

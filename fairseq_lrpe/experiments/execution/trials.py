@@ -56,12 +56,12 @@ class Tried:
         folder = self.job.folder
         checkpoint = best.checkpoint
         self._remove_checkpoints(except_for=checkpoint)
-        own = folder / "checkpoints" / checkpoint.name
-        link(checkpoint, own)
+        linked = folder / "checkpoints" / checkpoint.name
+        link(checkpoint, linked)
         lines = [_log_line(entry) for entry in read_log(best.folder) if entry["kind"] != "train_inner"]
         write_atomic(folder / "log.jsonl", self.log + "".join(lines))
         name = self.job.trial_name(best)
-        path = str(own.relative_to(folder))
+        path = str(linked.relative_to(folder))
         write_json(folder / "evaluation.json", {"chosen": name, "checkpoint": path, **outcome})
 
     def _remove_checkpoints(self, except_for):
@@ -71,12 +71,12 @@ class Tried:
                     path.unlink()
 
 
-def link(checkpoint: Path, own: Path) -> None:
-    """Makes ``own`` a hard link to a checkpoint, or a copy where there are no links."""
-    own.parent.mkdir(exist_ok=True)
-    if own.exists() and own.samefile(checkpoint):  # os.replace would then not remove the temporary link
+def link(checkpoint: Path, linked: Path) -> None:
+    """Makes ``linked`` a hard link to a checkpoint, or a copy where there are no links."""
+    linked.parent.mkdir(exist_ok=True)
+    if linked.exists() and linked.samefile(checkpoint):  # os.replace would then not remove the temporary link
         return
-    with atomic_file(own) as part:
+    with atomic_file(linked) as part:
         part.unlink(missing_ok=True)
         try:
             os.link(checkpoint, part)
