@@ -186,7 +186,7 @@ def print_table(measured: dict[int, dict], evaluator: LMEvaluator) -> None:
         row = [f"{length:,}", f"{length / trained:.3g}"]
         if is_scaled:
             row.append(str(evaluator.model.rope_scaling(metrics["settings"]["rope_scaling"], length)))
-        table.add_row(*row, f"{metrics['perplexity']:.2f}")
+        table.add_row(*row, f"{metrics['perplexity']:,.2f}")
     print(f"{job.folder}, {job.checkpoint.name}, trained on blocks of {trained:,} tokens:")
     print(f"perplexity of the {tokens:,} tokens of the test split at each block length")
     Console().print(table)

@@ -74,7 +74,7 @@ def test_perplexity_matches_the_model(trained, measured, data_bin):
         assert of["perplexity"] == pytest.approx(expected, abs=0.006)
         assert of["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
         assert of["tokens"] == tokens
-        assert f" {of['perplexity']:.2f} " in output
+        assert f" {of['perplexity']:,.2f} " in output
     assert figure.read_bytes().startswith(b"\x89PNG") and not list(trained.rglob("*.part"))
 
 
@@ -185,7 +185,7 @@ def test_scaled_rotations(trained, data_bin, tmp_path, is_old):
         assert of["settings"]["rope_scaling"] == "yarn" and of["tokens"] == tokens
         assert of["perplexity"] == pytest.approx(expected, abs=0.006)
         assert of["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
-        assert f" yarn:{factor}:32 " in output and f" {of['perplexity']:.2f} " in output
+        assert f" yarn:{factor}:32 " in output and f" {of['perplexity']:,.2f} " in output
     assert abs(perplexity(path, data_bin, 96)[0] - expected) > 0.01
     assert "yarn scaling" in (tmp_path / "plot.svg").read_text()
     if not is_old:

@@ -86,7 +86,7 @@ class Kind:
         """Returns the first metric of an evaluation as text, or None if it has none."""
         for name in self.metrics:
             if name in measured:
-                text = f"{name} {measured[name]:.2f}"
+                text = f"{name} {measured[name]:,.2f}"
                 if "majority" in measured:
                     text += f" (always predicting the most frequent label: {measured['majority']:.2f})"
                 return text
