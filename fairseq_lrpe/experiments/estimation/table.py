@@ -59,14 +59,13 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
 
     jobs = on_gpus(jobs, args)
     gpus = jobs[0].gpus * jobs[0].nodes
-    precision = jobs[0].precision
-    peak = PEAKS[args.on][precision]
+    peak = PEAKS[args.on][jobs[0].precision]
     table = RichTable(Column("run", overflow="fold"))
     for name in COLUMNS:
         table.add_column(name, justify="right")
     total = 0.0
-    problems: dict[str, None] = {}
     is_estimated = False
+    problems: dict[str, None] = {}
     for run, group in group_by_cost(jobs).items():
         finished = sum(is_trained(job) for job in group)
         count = f"{len(group):,}" + (f", {finished:,} finished" if finished else "")
@@ -77,6 +76,7 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
             problems[f"{run.experiment}: {error}"] = None
             table.add_row(name, count, *["-"] * (len(COLUMNS) - 1))
             continue
+        is_estimated = True
         arithmetic = estimate.flops / (UTILIZATION * peak * gpus)
         hours = max(arithmetic, estimate.host) / 3600
         total += hours * (len(group) - finished)
@@ -91,18 +91,22 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
             number(hours),
             "FLOPs" if arithmetic >= estimate.host else "calls",
         )
-        is_estimated = True
     if not is_estimated:
         raise UserError("; ".join(problems))
     print_wide(table)
     print(f"Not finished: {number(total)} hours on {gpus} × {args.on}, one training after the other.")
+    print_assumptions(peak, jobs[0].precision)
+    for problem in problems:
+        print(f"Not estimated: {problem}.")
+    print("Evaluations are not included. docs/cluster.md explains the numbers.")
+
+
+def print_assumptions(peak: float, precision: str) -> None:
+    """Prints how hours are estimated; ``peak`` is that of a GPU in FLOP/s."""
     print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {precision},")
     print("or, if it is longer, the time to start the calls of operations: about")
     each = f"{PASS_CALL * 1e6:g} µs each in forward and backward passes and {UPDATE_CALL * 1e6:g}"
     print(f"{each} in the optimizer, as measured on the host of an H200.")
-    for problem in problems:
-        print(f"Not estimated: {problem}.")
-    print("Evaluations are not included. docs/cluster.md explains the numbers.")
 
 
 def is_trained(job: Job) -> bool:
