@@ -24,17 +24,8 @@ from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser, resumable
 from fairseq_lrpe.utils.errors import UserError
 
 OVERRIDE = re.compile(r"[\w.]+=")
-OPTIONS_WITH_EQUALS = (
-    "--results",
-    "--plot",
-    "--plot-columns",
-    "--slurm",
-    "--record",
-    "--record-weights",
-    "--check",
-    "--write-docs",
-)
-"""Options whose value, such as a path, may look like KEY=VALUE."""
+SWITCHES = ("--cpu", "--dry-run", "--estimate", "--wait", "--status", "--cancel", "--help")
+"""Options without a value, of all commands that accept KEY=VALUE."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -94,7 +85,7 @@ def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespac
     overrides = []
     before = ""
     for word in sys.argv[1:] if arguments is None else arguments:
-        if OVERRIDE.match(word) and not takes_equals(before):
+        if OVERRIDE.match(word) and not takes_value(before):
             overrides.append(word)
         else:
             words.append(word)
@@ -102,9 +93,10 @@ def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespac
     return parser.parse_args(words), overrides
 
 
-def takes_equals(word: str) -> bool:
-    """Returns whether a word is one of ``OPTIONS_WITH_EQUALS``, which can be abbreviated."""
-    return len(word) > len("--x") and any(option.startswith(word) for option in OPTIONS_WITH_EQUALS)
+def takes_value(word: str) -> bool:
+    """Returns whether a word is an option, possibly abbreviated, that is not one of ``SWITCHES``."""
+    is_switch = any(switch.startswith(word) for switch in SWITCHES)
+    return word.startswith("--") and not is_switch and "=" not in word
 
 
 def make_parser() -> ArgumentParser:

@@ -136,8 +136,7 @@ class BuiltModel:
 @cache
 def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
     """Builds the model of a fairseq-train command; raises a UserError if the flags are invalid."""
-    _, *flags = words
-    flags[flags.index("--user-dir") + 1] = str(PLUGIN)
+    flags = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
     # After parsing, our architectures check the flags, which build_model does as well, and the data.
     unchecked = dict.fromkeys(models.MODEL_DATACLASS_REGISTRY, lambda args: None)
     with patch.dict(models.ARCH_CONFIG_REGISTRY, unchecked):
