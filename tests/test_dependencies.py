@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from graphlib import TopologicalSorter
 
 import pytest
 from support.tiny import BIN, PLUGIN, REPOSITORY, run_command, succeeded
@@ -91,7 +92,7 @@ def test_core_imports_torch_only(package):
 ORDER = "utils data data_prep ops positions encodings methods config attention tasks fairseq_ext".split()
 ORDER += ["models", "experiments", "benchmarks", "cli"]
 """Packages and modules, each of which imports only those before it."""
-PARTS = ("definition", "execution", "estimation")
+PARTS = ("definition", "execution", "inference", "estimation", "reporting")
 """The same for subpackages of experiments."""
 
 
@@ -109,10 +110,35 @@ def test_packages_import_one_way(package):
 
 
 def test_parts_of_experiments_import_one_way():
+    folder = PLUGIN / "experiments"
+    assert {path.parent.name for path in folder.glob("*/__init__.py")} == set(PARTS)
     for number, part in enumerate(PARTS):
-        for path in files(PLUGIN / "experiments" / part):
-            later = [f"fairseq_lrpe.experiments.{other}." for other in PARTS[number + 1 :]]
-            assert not [name for name in imports(path) if name.startswith(tuple(later))], path
+        later = tuple(f"fairseq_lrpe.experiments.{other}." for other in PARTS[number + 1 :])
+        for path in files(folder / part):
+            assert not [name for name in imports(path) if name.startswith(later)], path
+
+
+def module_name(path):
+    """Returns the full name of a module of ours, such as "fairseq_lrpe.ops" for its __init__.py."""
+    parts = path.relative_to(REPOSITORY).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_modules_have_no_import_cycles():
+    """Imports in functions and under TYPE_CHECKING count, too."""
+    paths = {module_name(path): path for path in files("fairseq_lrpe", "data_prep")}
+    graph = {}
+    for module, path in paths.items():
+        graph[module] = set()
+        for name in imports(path):
+            # The name of an imported function follows that of its module.
+            imported = name if name in paths else name.rpartition(".")[0]
+            if imported in paths and imported != module:
+                graph[module].add(imported)
+    assert sum(map(len, graph.values())) > len(graph)
+    # The package itself imports what users import from it.
+    del graph["fairseq_lrpe"]
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
 WITHOUT_OTHER_PACKAGES = """

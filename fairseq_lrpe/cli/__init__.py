@@ -48,11 +48,32 @@ examples:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    check_python()
+    open_standard_streams()
+    set_up_process()
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    for word in (name, *rest):
+        if not is_utf8(word):
+            sys.exit(f"lrpe: the argument {os.fsencode(word)!r} is not UTF-8: use names and text in UTF-8")
+    if name in ("-h", "--help"):
+        print_help()
+    elif name in COMMANDS or name in INTERNAL:
+        check_launchers(name, rest)
+        run(name, rest)
+    else:
+        listing = "`lrpe --help` lists the commands"
+        sys.exit(f"lrpe: unknown command {name!r}{choices(name, COMMANDS, listing)}")
+
+
+def check_python() -> None:
     if sys.version_info < (3, 11):
         sys.exit("lrpe needs Python 3.11 or newer; with Python 3.10, use fairseq's commands with --user-dir")
     if sys.flags.optimize > 1:
         sys.exit("lrpe: python -OO removes texts that lrpe shows: unset PYTHONOPTIMIZE, or set it to 1")
-    open_standard_streams()
+
+
+def set_up_process() -> None:
+    """Changes the settings of Python and of libraries that commands depend on."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -64,29 +85,31 @@ def main(arguments: list[str] | None = None) -> None:
     gc.set_threshold(100_000, 50, 100)
     # Importing fairseq calls basicConfig with the level DEBUG, which has no effect after this call.
     logging.basicConfig(format="%(message)s")
-    errors, encoding = (getattr(sys.stdout, name, "") for name in ("errors", "encoding"))
+    errors = getattr(sys.stdout, "errors", "")
+    encoding = getattr(sys.stdout, "encoding", "")
     if errors == "strict" or (errors == "surrogateescape" and encoding != "utf-8"):
         sys.stdout.reconfigure(errors="backslashreplace")  # tables contain ±, which some locales lack
-    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if wrong := next((word for word in (name, *rest) if not is_utf8(word)), None):
-        sys.exit(f"lrpe: the argument {os.fsencode(wrong)!r} is not UTF-8: use names and text in UTF-8")
-    if name in ("-h", "--help"):
-        listing = "\n".join(f"  {name:<16} {summary}" for name, (_, summary) in COMMANDS.items())
-        print(f"usage: lrpe COMMAND [options]\n\n{listing}\n\n`lrpe COMMAND --help` explains a command.")
-        print(f"\n{EXAMPLES}", end="")
-    elif name in COMMANDS or name in INTERNAL:
-        check_launchers(name, rest)
-        try:
-            import_module(INTERNAL[name] if name in INTERNAL else COMMANDS[name][0]).main(rest)
-        except ModuleNotFoundError as error:
-            if str(error.name).startswith(("fairseq_lrpe", "data_prep")):  # a bug
-                raise
-            sys.exit(f"lrpe {name}: {error}: run `pip install 'fairseq-lrpe[train]'`")
-        except KeyboardInterrupt:
-            sys.exit(130)  # the import of torch and fairseq takes seconds
-    else:
-        listing = "`lrpe --help` lists the commands"
-        sys.exit(f"lrpe: unknown command {name!r}{choices(name, COMMANDS, listing)}")
+
+
+def print_help() -> None:
+    print("usage: lrpe COMMAND [options]\n")
+    for name, (_, summary) in COMMANDS.items():
+        print(f"  {name:<16} {summary}")
+    print("\n`lrpe COMMAND --help` explains a command.")
+    print(f"\n{EXAMPLES}", end="")
+
+
+def run(name: str, arguments: list[str]) -> None:
+    """Runs a command in this process."""
+    module = INTERNAL[name] if name in INTERNAL else COMMANDS[name][0]
+    try:
+        import_module(module).main(arguments)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith(("fairseq_lrpe", "data_prep")):  # a bug
+            raise
+        sys.exit(f"lrpe {name}: {error}: run `pip install 'fairseq-lrpe[train]'`")
+    except KeyboardInterrupt:
+        sys.exit(130)  # the import of torch and fairseq takes seconds
 
 
 def check_launchers(name: str, arguments: list[str]) -> None:

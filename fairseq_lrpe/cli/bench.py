@@ -18,6 +18,7 @@ def main(arguments: list[str] | None = None) -> None:
         import_module(f"fairseq_lrpe.benchmarks.{name.replace('-', '_')}").main(rest)
     elif name in ("-h", "--help"):
         print("usage: lrpe bench NAME [options]\n")
-        print("\n".join(f"  {name:<18} {summary}" for name, summary in BENCHMARKS.items()))
+        for benchmark, summary in BENCHMARKS.items():
+            print(f"  {benchmark:<18} {summary}")
     else:
         sys.exit(f"lrpe bench: unknown benchmark {name!r}; `lrpe bench --help` lists the benchmarks")

@@ -13,16 +13,17 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from tqdm import tqdm
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.definition.experiment import Experiment, build_config
-from fairseq_lrpe.experiments.definition.kinds import KINDS, lm
+from fairseq_lrpe.experiments.definition.kinds import KINDS
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import run_directory, runner
+from fairseq_lrpe.experiments.execution.evaluators.lm import LMEvaluator
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.run_files import read_evaluation, read_settings
-from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, method_style
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser, resumable
 from fairseq_lrpe.utils.errors import UserError
@@ -44,21 +45,33 @@ def main(arguments: list[str] | None = None) -> None:
         lengths = sorted(set(args.lengths))
         if args.plot and len(lengths) == 1:
             raise UserError("--plot draws a line over lengths: pass two or more, or omit --plot")
-        cpu = args.cpu or not gpus_here()
-        job = replace(load_job(args.run, lengths, args.rope_scaling), cpu=cpu)
-        trained = lm.model_flags(job)["tokens_per_sample"]
-        measured = evaluate_lengths(job)
-        print_table(measured, trained, job)
+        evaluator = load_evaluator(args.run, lengths, args.rope_scaling, cpu=args.cpu or not gpus_here())
+        measured = evaluate_lengths(evaluator)
+        print_table(measured, evaluator)
         if args.plot:
-            plot(measured, trained, job, args.plot)
+            plot(measured, evaluator, args.plot)
 
 
-def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) -> Job:
-    """Returns the job that evaluates the run in a folder, which may have been moved or copied.
+def load_evaluator(
+    folder: Path, lengths: list[int], rope_scaling: str | None = None, cpu: bool = True
+) -> LMEvaluator:
+    """Returns the evaluator of the run in a folder, which may have been moved or copied.
 
     Raises:
         UserError: if the folder has no finished run of the kind lm, a block is too long for the model or the
             split, or ``rope_scaling`` is invalid or impossible for the model.
+    """
+    job = load_job(folder, length_evaluations(lengths, rope_scaling))
+    evaluator = LMEvaluator(replace(job, cpu=cpu))
+    check_lengths(evaluator)
+    return evaluator
+
+
+def load_job(folder: Path, evaluations: dict[str, dict]) -> Job:
+    """Returns the job of the run in a folder with other evaluations.
+
+    Raises:
+        UserError: if the folder has no finished run of the kind lm.
     """
     settings = read_settings(folder)
     if not settings:
@@ -67,81 +80,142 @@ def load_job(folder: Path, lengths: list[int], rope_scaling: str | None = None) 
         raise UserError(f"{folder} has a run of the kind {settings['kind']}: pass a run of the kind lm")
     if "finished" not in read_evaluation(folder):
         raise UserError(f"the run in {folder} is not finished: resume it with `lrpe train`")
-    run, kind = Run.of(settings), KINDS["lm"]
+    run = Run.of(settings)
+    kind = KINDS["lm"]
     cfg = build_config(kind, OmegaConf.create(settings["config"]))
-    scaled = {} if rope_scaling is None else {"rope_scaling": rope_scaling}
-    suffix = "".join(f"_{text}" for text in scaled.values()).replace(":", "-")  # part of a log's name
-    cfg.evaluations = {f"test_{n}{suffix}": {"split": "test", "length": n, **scaled} for n in lengths}
+    cfg.evaluations = evaluations
     experiment = Experiment(run.experiment, cfg, kind, str(folder / "run.json"), [])
-    job = Job(experiment, run, folder.parent, moved=folder)
-    check_data(job, settings["data"])
+    return Job(experiment, run, folder.parent, moved=folder)
+
+
+def length_evaluations(lengths: list[int], rope_scaling: str | None) -> dict[str, dict]:
+    """Returns {name: settings} of the evaluations at block lengths."""
+    evaluations = {}
     for length in lengths:
-        lm.check_length(job, "test", length)
+        name = f"test_{length}"
+        settings = {"split": "test", "length": length}
         if rope_scaling is not None:
-            lm.rope_scaling(rope_scaling, length, lm.model_flags(job))
-    return job
+            name += "_" + rope_scaling.replace(":", "-")  # part of a log's name
+            settings["rope_scaling"] = rope_scaling
+        evaluations[name] = settings
+    return evaluations
 
 
-def check_data(job: Job, before: dict[str, int]) -> None:
-    """Raises UserError if the test split is not that of the run's training or recorded evaluations."""
-    tokens, folder = lm.check_length(job, "test", 1), REPOSITORY / job.cfg.data
-    different = run_directory.data_differences(
-        {name: before[name] for name in layout.text(["test"]) if name in before},
-        {name: (folder / name).stat().st_size for name in layout.text(["test"])},
-    )
-    evaluations = [of for of in job.record.get("evaluations", {}).values() if "tokens" in of]
-    recorded = {of["tokens"] for of in evaluations if of.get("settings", {}).get("split") == "test"}
-    different += [f"its test split had {count:,} tokens, now {tokens:,}" for count in recorded - {tokens}]
-    if different:
-        wrong = f"{folder} is not the data of the run in {job.folder} ({'; '.join(different)})"
+def check_lengths(evaluator: LMEvaluator) -> None:
+    """Raises a UserError if the model or the test split does not allow one of the evaluations."""
+    job = evaluator.job
+    model = evaluator.model
+    model.check_length("test", 1)
+    check_data(job, read_settings(job.folder)["data"], model.tokens("test"))
+    for evaluation in job.kind.evaluations(job.cfg).values():
+        model.check_length("test", evaluation["length"])
+        if "rope_scaling" in evaluation:
+            model.rope_scaling(evaluation["rope_scaling"], evaluation["length"])
+
+
+def check_data(job: Job, before: dict[str, int], tokens: int) -> None:
+    """Raises UserError if the test split is not that of the run's training or recorded evaluations.
+
+    Args:
+        job: the run to evaluate.
+        before: {file: bytes} of the run's data, as recorded.
+        tokens: the number of tokens of the test split now.
+    """
+    folder = REPOSITORY / job.cfg.data
+    files = layout.text(["test"])
+    recorded = {}
+    now = {}
+    for name in files:
+        now[name] = (folder / name).stat().st_size
+        if name in before:
+            recorded[name] = before[name]
+    differences = run_directory.data_differences(recorded, now)
+    for count in recorded_tokens(job) - {tokens}:
+        differences.append(f"its test split had {count:,} tokens, now {tokens:,}")
+    if differences:
+        wrong = f"{folder} is not the data of the run in {job.folder} ({'; '.join(differences)})"
         raise UserError(f"{wrong}: restore the data, or train the run again")
 
 
-def evaluate_lengths(job: Job) -> dict[int, dict]:
+def recorded_tokens(job: Job) -> set[int]:
+    """Returns the numbers of tokens of the test split in the recorded evaluations."""
+    tokens = set()
+    for measured in job.record.get("evaluations", {}).values():
+        if "tokens" in measured and measured.get("settings", {}).get("split") == "test":
+            tokens.add(measured["tokens"])
+    return tokens
+
+
+def evaluate_lengths(evaluator: LMEvaluator) -> dict[int, dict]:
     """Evaluates the test split at the block lengths without a record; returns {length: metrics} of all."""
+    job = evaluator.job
     with run_directory.locked(job.folder) as job.lock, resumable():
-        missing = len(runner.missing_evaluations(job, job.record))
-        for _ in tqdm(runner.evaluate(job), "block lengths", missing, disable=None):
+        missing = job.missing_evaluations(job.record)
+        for _ in tqdm(runner.evaluate(job, evaluator), "block lengths", len(missing), disable=None):
             pass
     recorded = job.record["evaluations"]
-    found = {of["length"]: recorded[name] for name, of in job.kind.evaluations(job.cfg).items()}
-    for length, measured in found.items():
-        if lacking := [name for name in ("tokens", "perplexity") if name not in measured]:
-            wrong = f"lacks the {' and the '.join(lacking)} at {length} tokens per block"
-            path = job.folder / "evaluation.json"
-            raise UserError(f"{path} {wrong}: remove this evaluation, and run the command again")
-    return found
+    measured = {}
+    for name, evaluation in job.kind.evaluations(job.cfg).items():
+        check_measured(job, evaluation["length"], recorded[name])
+        measured[evaluation["length"]] = recorded[name]
+    return measured
 
 
-def print_table(measured: dict[int, dict], trained: int, job: Job) -> None:
+def check_measured(job: Job, length: int, measured: dict) -> None:
+    """Raises a UserError if a recorded evaluation lacks what is shown."""
+    missing = [name for name in ("tokens", "perplexity") if name not in measured]
+    if missing:
+        path = job.folder / "evaluation.json"
+        wrong = f"lacks the {' and the '.join(missing)} at {length} tokens per block"
+        raise UserError(f"{path} {wrong}: remove this evaluation, and run the command again")
+
+
+def print_table(measured: dict[int, dict], evaluator: LMEvaluator) -> None:
     """Prints a table of the perplexity at each block length."""
+    job = evaluator.job
+    trained = evaluator.model.tokens_per_sample
     tokens = next(iter(measured.values()))["tokens"]
-    scaled = [metrics["settings"].get("rope_scaling") for metrics in measured.values()]
-    names = ("tokens per block", "× training", *["rope scaling"] * any(scaled), "perplexity")
-    table = Table(*(Column(name, justify="right") for name in names))
-    for (length, metrics), text in zip(measured.items(), scaled, strict=True):
-        scaling = [str(lm.rope_scaling(text, length, lm.model_flags(job)))] if text else []
-        table.add_row(f"{length:,}", f"{length / trained:.3g}", *scaling, f"{metrics['perplexity']:.2f}")
+    table = Table()
+    is_scaled = rope_scaling_of(measured) is not None
+    columns = ["tokens per block", "× training", "rope scaling", "perplexity"]
+    if not is_scaled:
+        columns.remove("rope scaling")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for length, metrics in measured.items():
+        row = [f"{length:,}", f"{length / trained:.3g}"]
+        if is_scaled:
+            row.append(str(evaluator.model.rope_scaling(metrics["settings"]["rope_scaling"], length)))
+        table.add_row(*row, f"{metrics['perplexity']:,.2f}")
     print(f"{job.folder}, {job.checkpoint.name}, trained on blocks of {trained:,} tokens:")
     print(f"perplexity of the {tokens:,} tokens of the test split at each block length")
     Console().print(table)
 
 
-def plot(measured: dict[int, dict], trained: int, job: Job, path: Path) -> None:
+def rope_scaling_of(measured: dict[int, dict]) -> str | None:
+    """Returns the scaling of the angles, which all evaluations of a command share, as it was requested."""
+    [scaling] = {metrics["settings"].get("rope_scaling") for metrics in measured.values()}
+    return scaling
+
+
+def plot(measured: dict[int, dict], evaluator: LMEvaluator, path: Path) -> None:
     """Plots the perplexity over the block length."""
     from matplotlib.figure import Figure  # this import takes seconds
 
+    run = evaluator.job.run
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
-    axes, lengths = figure.subplots(), list(measured)
-    (color, marker), line = method_style(job.run.method), LINE_STYLES[job.run.attention]
-    [scaling] = {metrics["settings"].get("rope_scaling") for metrics in measured.values()}
-    title = f"{job.run}, {scaling} scaling" if scaling else str(job.run)
+    axes = figure.subplots()
+    color, marker = method_style(run.method)
+    lengths = list(measured)
     perplexities = [metrics["perplexity"] for metrics in measured.values()]
-    axes.plot(lengths, perplexities, marker=marker, color=color, linestyle=line)
+    axes.plot(lengths, perplexities, marker=marker, color=color, linestyle=LINE_STYLES[run.attention])
+    trained = evaluator.model.tokens_per_sample
     axes.axvline(trained, color="0.5", linestyle="--", linewidth=1, label="training length")
     axes.legend()
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    scaling = rope_scaling_of(measured)
+    title = f"{run}, {scaling} scaling" if scaling else str(run)
     axes.set(xlabel="tokens per block", ylabel="test perplexity", title=title)
     axes.grid(alpha=0.3)
     save_figure(figure, path, dpi=150)

@@ -12,8 +12,8 @@ from fairseq_lrpe.cli.train import execute_jobs, parse
 from fairseq_lrpe.data.glue_tasks import TASKS, get_task
 from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
 from fairseq_lrpe.experiments.definition.kinds import glue
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags
-from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser
 from fairseq_lrpe.utils.errors import UserError
 
@@ -27,8 +27,10 @@ def main(arguments: list[str] | None = None) -> None:
         if experiment.kind is not glue.KIND:
             names = [name for name in experiments() if Experiment.load(name).kind is glue.KIND]
             raise UserError(f"{args.experiment} does not fine-tune on GLUE: choose from {', '.join(names)}")
-        experiment.cfg.starts_from, experiment.cfg.grid["task"] = str(args.checkpoint), args.tasks
-        runs = experiment.runs(*glue.method_of(args.checkpoint), args.seeds or experiment.cfg.seeds)
+        experiment.cfg.starts_from = str(args.checkpoint)
+        experiment.cfg.grid["task"] = args.tasks
+        attention, method = glue.method_of(args.checkpoint)
+        runs = experiment.runs(attention, method, args.seeds or experiment.cfg.seeds)
         execute_jobs([Job(experiment, run, args.results) for run in runs], args)
 
 

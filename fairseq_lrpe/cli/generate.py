@@ -25,34 +25,39 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=abs_path, metavar="RUN", help="run folder, or checkpoint file")
     group = parser.add_argument_group("language models")
     group.add_argument("--prompt", nargs="+", metavar="TEXT", help="beginnings of texts to continue")
-    for name, value, kind, text in (
-        ("length", "N", min_int(1), "number of tokens to sample (default: 200)"),
-        ("temperature", "T", float, "divisor of the logits; 0 selects the most likely token (default: 1)"),
-        ("top-k", "K", min_int(0), "sample from the K most likely tokens (default: all)"),
-        ("top-p", "P", float, "sample from the most likely tokens whose probabilities sum to P (default: 1)"),
-        ("seed", "S", min_int(0), "seed of the random numbers of each prompt (default: random)"),
-    ):
-        group.add_argument(f"--{name}", type=kind, metavar=value, help=text)
+    text = "number of tokens to sample (default: 200)"
+    group.add_argument("--length", type=min_int(1), metavar="N", help=text)
+    text = "divisor of the logits; 0 selects the most likely token (default: 1)"
+    group.add_argument("--temperature", type=float, metavar="T", help=text)
+    text = "sample from the K most likely tokens (default: all)"
+    group.add_argument("--top-k", type=min_int(0), metavar="K", help=text)
+    text = "sample from the most likely tokens whose probabilities sum to P (default: 1)"
+    group.add_argument("--top-p", type=float, metavar="P", help=text)
+    text = "seed of the random numbers of each prompt (default: random)"
+    group.add_argument("--seed", type=min_int(0), metavar="S", help=text)
     group = parser.add_argument_group("translation and question generation")
     group.add_argument("--beam", type=min_int(1), metavar="B", help="beam size (default: 5)")
     parser.add_argument("--cpu", action="store_true", default=False, help="do not use a GPU")
     options = vars(parser.parse_args(arguments))
-    run, cpu = options.pop("run"), options.pop("cpu")
+    run = options.pop("run")
+    cpu = options.pop("cpu")
     with exit_on_error("generate"):
         from fairseq_lrpe.experiments.inference.load import find, load_model
 
         checkpoint, settings = find(run, TASKS)
         task = settings["_name"]
         samples = FAMILIES[task] == "lm"
-        if wrong := [name for name in options if samples == (name == "beam")]:
-            others = "translation and question generation" if samples else "language models"
-            raise UserError(f"--{wrong[0].replace('_', '-')} is for {others}, not for {task}: omit it")
+        for name in options:
+            if samples == (name == "beam"):
+                others = "translation and question generation" if samples else "language models"
+                raise UserError(f"--{name.replace('_', '-')} is for {others}, not for {task}: omit it")
         lines = options.pop("prompt", None) or read_stdin_lines()
         model = load_model(checkpoint, cpu=cpu)
         if samples:
             continue_prompts(model, lines, options)
         elif task == "translation":
-            print("".join(f"{line}\n" for line in model.translate(lines, **options)), end="")
+            for line in model.translate(lines, **options):
+                print(line)
         else:
             ask_questions(model, lines, options)
 

@@ -29,13 +29,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--results", type=results_path, help=text)
     args = parser.parse_args(arguments)
     name = f"quickstart-{args.source.name}" if args.source else "quickstart"
-    results, start = args.results or REPOSITORY / "results" / name, time.time()
-    words = ["--from", args.source] if args.source else []
-    prepare.main(["text", *map(str, [*words, "--out", results / "text"])])
+    results = args.results or REPOSITORY / "results" / name
+    start = time.time()
+    words = ["text", "--out", results / "text"]
+    if args.source:
+        words += ["--from", args.source]
+    prepare.main(list(map(str, words)))
     jobs = min(4, available_cores())  # the table quickstart has four runs
     words = ["quickstart", "--results", results, "--jobs", jobs, "--cpu"]
     words += ["--plot", results / "quickstart.png", f"data={results / 'text' / 'bin'}"]
-    words += [f"updates={args.updates}"] if args.updates else []
+    if args.updates:
+        words.append(f"updates={args.updates}")
     table.main(list(map(str, words)))
     print(f"finished in {time.time() - start:.0f} s")
     if not args.source and not args.updates and RECORDED.is_dir():
@@ -43,4 +47,5 @@ def main(arguments: list[str] | None = None) -> None:
 
         with exit_on_error("quickstart"):
             runs = [run.folder(results) for run in Table("quickstart").runs()]
-            print(*recording.check(results, RECORDED, runs)[0], sep="\n")
+            lines, _ = recording.check(results, RECORDED, runs)
+            print(*lines, sep="\n")

@@ -44,13 +44,17 @@ def write_report(results: Path, out: Path) -> None:
     """Writes the report to a file and prints the number of its tables and the states of its runs."""
     from fairseq_lrpe.experiments.reporting import report
 
-    found = report.scan(results)
+    content = report.scan(results)
     with output_folder(out.parent):
-        write_atomic(out, report.render(found, datetime.now(UTC)).encode(errors="replace"))
-    sizes = {"table": len(found.tables), "run": len(found.records)}
-    shown = " and ".join(f"{n} {name}{'s' * (n != 1)}" for name, n in sizes.items())
-    states = ", ".join(f"{n} {state}" for state, n in found.state_counts().items() if n)
+        write_atomic(out, report.render(content, datetime.now(UTC)).encode(errors="replace"))
+    shown = f"{counted(len(content.tables), 'table')} and {counted(len(content.records), 'run')}"
+    states = ", ".join(f"{count} {state}" for state, count in content.state_counts().items() if count)
     print(f"{out} shows {shown}: {states}", file=sys.stderr)
+
+
+def counted(count: int, name: str) -> str:
+    """Returns a number with a noun, such as "2 runs"."""
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def write_atlas(results: Path, out: Path) -> None:

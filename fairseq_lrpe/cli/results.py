@@ -20,7 +20,8 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from fairseq_lrpe.cli.train import parse
-from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table
+from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.definition.table_settings import SCALE_HELP, SCALES
 from fairseq_lrpe.experiments.execution.launch import add_results_flag
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, new_parser
 from fairseq_lrpe.utils.errors import UserError

@@ -16,11 +16,13 @@ from rich.text import Text
 
 from fairseq_lrpe.cli import results, train
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table, TableSpec, tables
+from fairseq_lrpe.experiments.definition.table import Table, TableSpec, tables
+from fairseq_lrpe.experiments.definition.table_settings import SCALE_HELP, SCALES
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, show_estimate
 from fairseq_lrpe.experiments.execution import scheduler, slurm
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine
-from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.utils.cli import exit_on_error, image_path, min_int, new_parser, print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import output_folder
@@ -33,7 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
         if args.table is None:
             print_tables()
             return
-        overrides += [f"seeds={args.seeds}"] if args.seeds else []
+        if args.seeds:
+            overrides.append(f"seeds={args.seeds}")
         table = Table(args.table, args.scale, overrides)
         jobs = {run: Job(table.experiment_of(run), run, args.results) for run in table.runs(args.methods)}
         if args.estimate:
@@ -85,7 +88,7 @@ def execute_table(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[s
         with resumable():
             gpus = 0 if machine["cpu"] else machine["gpus"]
             errors += scheduler.Scheduler(ready, count, gpus).execute_all()
-        if any(job.state == "finished" for job in jobs.values()):
+        if any(job.state == State.FINISHED for job in jobs.values()):
             results.show_table(table, args)
     return errors
 

@@ -17,46 +17,61 @@ from dataclasses import replace
 from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, show_estimate
 from fairseq_lrpe.experiments.execution import runner, slurm
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine, train_command
-from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.methods import check_method
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser, resumable
 from fairseq_lrpe.utils.errors import UserError
 
 OVERRIDE = re.compile(r"[\w.]+=")
+SWITCHES = ("--cpu", "--dry-run", "--estimate", "--wait", "--status", "--cancel", "--help")
+"""Options without a value, of all commands that accept KEY=VALUE."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    split = arguments.index("--") if "--" in arguments else len(arguments)
-    args, overrides = parse(make_parser(), arguments[:split])
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    words, extra_flags = split_at_dashes(words)
+    args, overrides = parse(make_parser(), words)
     with exit_on_error("train"):
         experiment = Experiment.load(args.experiment, overrides)
         check_method(args.method, args.attention, "pass --attention softmax")
         runs = experiment.runs(args.attention, args.method, args.seeds)
-        jobs = [Job(experiment, run, args.results, extra_flags=arguments[split + 1 :]) for run in runs]
+        jobs = [Job(experiment, run, args.results, extra_flags=extra_flags) for run in runs]
         if args.estimate:
             show_estimate(jobs, args)
-        elif not slurm.is_requested(args):
+        elif slurm.is_requested(args):
+            errors = slurm.run_on_cluster(args, {job.run: job for job in jobs})
+            if errors:
+                raise UserError("; ".join(errors))
+        else:
             execute_jobs(jobs, args)
-        elif errors := slurm.run_on_cluster(args, {job.run: job for job in jobs}):
-            raise UserError("; ".join(errors))
+
+
+def split_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments before and after --, the latter for fairseq-train."""
+    if "--" not in words:
+        return words, []
+    index = words.index("--")
+    return words[:index], words[index + 1 :]
 
 
 def execute_jobs(jobs: list[Job], args: Namespace) -> None:
+    """Executes jobs on this machine one after the other, or prints their commands with --dry-run."""
     machine = choose_machine(args)
     jobs = [replace(job, **machine) for job in jobs]
     if args.dry_run:
-        print_commands(trial for job in jobs for trial in job.trials() or [job])
+        for job in jobs:
+            print_commands(job.trials() or [job])
         return
     for job in jobs:
-        job.check()
+        runner.check(job)
     with resumable():
         for job in jobs:
             runner.execute_run(job)
 
 
 def print_commands(jobs: Iterable[Job]) -> None:
+    """Prints the training command of each job."""
     for job in jobs:
         if job.starts_from and not job.starts_from.exists():
             print(f"# {job.run}: the command depends on {job.starts_from}, which does not exist yet")
@@ -66,18 +81,22 @@ def print_commands(jobs: Iterable[Job]) -> None:
 
 def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
     """Returns the parsed arguments and the overrides KEY=VALUE, without those that are values of options."""
-    words, overrides, is_value = [], [], False
-    for text in sys.argv[1:] if arguments is None else arguments:
-        is_override = OVERRIDE.match(text) and not is_value
-        (overrides if is_override else words).append(text)
-        is_value = takes_value(parser, text)
+    words = []
+    overrides = []
+    before = ""
+    for word in sys.argv[1:] if arguments is None else arguments:
+        if OVERRIDE.match(word) and not takes_value(before):
+            overrides.append(word)
+        else:
+            words.append(word)
+        before = word
     return parser.parse_args(words), overrides
 
 
-def takes_value(parser: ArgumentParser, text: str) -> bool:
-    options = parser._option_string_actions  # argparse has no public access to them
-    names = [text] if text in options else [name for name in options if name.startswith(text)]
-    return text.startswith("--") and len(names) == 1 and options[names[0]].nargs != 0
+def takes_value(word: str) -> bool:
+    """Returns whether a word is an option, possibly abbreviated, that is not one of ``SWITCHES``."""
+    is_switch = any(switch.startswith(word) for switch in SWITCHES)
+    return word.startswith("--") and not is_switch and "=" not in word
 
 
 def make_parser() -> ArgumentParser:

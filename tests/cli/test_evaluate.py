@@ -14,7 +14,7 @@ from support.tiny import SMALL_LM, output_of, read, run_here
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.cli import evaluate, train
-from fairseq_lrpe.cli.evaluate import evaluate_lengths, load_job
+from fairseq_lrpe.cli.evaluate import evaluate_lengths, load_evaluator
 from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
@@ -74,7 +74,7 @@ def test_perplexity_matches_the_model(trained, measured, data_bin):
         assert of["perplexity"] == pytest.approx(expected, abs=0.006)
         assert of["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
         assert of["tokens"] == tokens
-        assert f" {of['perplexity']:.2f} " in output
+        assert f" {of['perplexity']:,.2f} " in output
     assert figure.read_bytes().startswith(b"\x89PNG") and not list(trained.rglob("*.part"))
 
 
@@ -103,9 +103,25 @@ def test_additional_evaluations_of_a_finished_run(trained, small, data_bin):
     assert read(trained)["evaluations"] == after
 
 
+def test_checkpoint_is_read_once(trained, tmp_path, monkeypatch):
+    """By this process, for all lengths; fairseq-eval-lm reads it for itself."""
+    paths = []
+    load = torch.load
+
+    def counted(path, *args, **kwargs):
+        paths.append(path)
+        return load(path, *args, **kwargs)
+
+    folder = copied(trained, tmp_path)
+    monkeypatch.setattr(torch, "load", counted)
+    output_of(evaluate.main, folder, 24, 48, "--rope-scaling", "linear")
+    assert len(paths) == 1
+    assert set(read(folder)["evaluations"]) > {"test_24_linear", "test_48_linear"}
+
+
 def error_of(folder, *lengths, rope_scaling=None):
     with pytest.raises(ValueError) as error:
-        evaluate_lengths(load_job(folder, lengths, rope_scaling))
+        evaluate_lengths(load_evaluator(folder, lengths, rope_scaling))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -169,13 +185,13 @@ def test_scaled_rotations(trained, data_bin, tmp_path, is_old):
         assert of["settings"]["rope_scaling"] == "yarn" and of["tokens"] == tokens
         assert of["perplexity"] == pytest.approx(expected, abs=0.006)
         assert of["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
-        assert f" yarn:{factor}:32 " in output and f" {of['perplexity']:.2f} " in output
+        assert f" yarn:{factor}:32 " in output and f" {of['perplexity']:,.2f} " in output
     assert abs(perplexity(path, data_bin, 96)[0] - expected) > 0.01
     assert "yarn scaling" in (tmp_path / "plot.svg").read_text()
     if not is_old:
-        job = load_job(folder, [96], "ntk:8")
-        evaluate_lengths(job)
-        of = job.record["evaluations"]["test_96_ntk-8"]
+        evaluator = load_evaluator(folder, [96], "ntk:8")
+        of = evaluate_lengths(evaluator)[96]
+        assert of == read(folder)["evaluations"]["test_96_ntk-8"]
         expected, _ = perplexity(path, data_bin, 96, scaling=RopeScaling("ntk", 8))
         assert of["bits"] == pytest.approx(math.log2(expected), abs=6e-5)
 

@@ -10,11 +10,13 @@ from support.tiny import SMALL_LM, output_of, pretend_gpus, read, run_command, r
 
 from fairseq_lrpe.cli import table as table_command
 from fairseq_lrpe.experiments.definition.experiment import Experiment
-from fairseq_lrpe.experiments.definition.table import SCALES, Table
-from fairseq_lrpe.experiments.execution import scheduler, slurm
+from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.definition.table_settings import SCALES
+from fairseq_lrpe.experiments.execution import scheduler, slurm_queue
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
-from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
 
@@ -92,11 +94,11 @@ def test_runs_and_their_order(name):
 
 def test_overrides_apply_to_all_runs():
     table = Table("tmlr_table1", "mini", ["train.dropout=0.3", "choose.train.lr=[0.5]", "epochs=7"])
-    runs = table.runs(only=["rope"])
+    runs = table.runs(methods=["rope"])
     assert str(runs[0]) == "roberta/mini/linear_rope/train.dropout=0.3/seed-1"
     assert str(runs[1]) == "glue/mini/linear_rope/epochs=7/task=RTE/train.dropout=0.3/train.lr=0.5/seed-1"
     assert len(runs) == 2 + 5 * 2 * (1 + 1)
-    assert len(Table("tmlr_table1", "mini", ["choose=null"]).runs(only=["rope"])) == 2 + 5 * 2
+    assert len(Table("tmlr_table1", "mini", ["choose=null"]).runs(methods=["rope"])) == 2 + 5 * 2
     assert {run.seed for run in Table("tmlr_table2", "mini", ["seeds=[7]"]).runs()} == {7}
 
 
@@ -153,7 +155,7 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
     again = run_here(table_command.main, *words)
     assert again.returncode == 1 and f"{damaged} is damaged (" in again.stderr
     assert "| linear | Identity × Orthogonal |" in again.stdout and "(4 updates)" in again.stdout
-    monkeypatch.setattr(slurm, "squeue", list)
+    monkeypatch.setattr(slurm_queue, "squeue", list)
     assert output_of(table_command.main, *words, "--status").endswith("1 failed, 1 finished\n")
 
 
@@ -176,7 +178,7 @@ def planned(tmp_path, monkeypatch):
 
     fails = []
     monkeypatch.setattr(scheduler, "execute_run", execute)
-    monkeypatch.setattr(scheduler.Job, "check", lambda job: None)
+    monkeypatch.setattr(scheduler, "check", lambda job: None)
     monkeypatch.setattr(scheduler, "POLL_SECONDS", 0.01)
     return {run: Job(experiment, run, tmp_path) for run in runs}, done, fails
 
@@ -188,7 +190,7 @@ def test_runs_are_executed_after_those_they_need(planned, capsys):
     order = [job.run for job in done]
     assert set(order) == set(jobs) and order.index(chooser) > max(order.index(first), order.index(second))
     assert all(job.environment and job.stop is not None for job in done)
-    assert {job.state for job in jobs.values()} == {"finished"}
+    assert {job.state for job in jobs.values()} == {State.FINISHED}
     assert scheduler.Scheduler(jobs, 2, 0).execute_all() == [] and len(done) == 4
 
 
@@ -207,7 +209,7 @@ def test_run_in_use_by_another_process_is_waited_for(planned, capsys):
     jobs, done, _ = planned
     first, shown = next(iter(jobs.values())), ""
     with locked(first.folder):
-        assert first.state == "in use"
+        assert first.state == State.RUNNING
         thread = threading.Thread(target=scheduler.Scheduler(jobs, 1, 0).execute_all)
         thread.start()
         while "waiting" not in shown:  # after the other two runs that do not need it

@@ -12,8 +12,8 @@ import torch
 from support.slurm_cluster import free_ports
 from support.tiny import REPOSITORY, SMALL_LM, job_of, output_of, read, run_here
 
-from fairseq_lrpe.cli import train
-from fairseq_lrpe.experiments.execution import run_directory, runner
+from fairseq_lrpe.cli import finetune, results, table, train
+from fairseq_lrpe.experiments.execution import run_directory, runner, training
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.run_files import read_log
 from fairseq_lrpe.experiments.execution.run_log import Log
@@ -202,10 +202,10 @@ def test_second_node_waits_for_the_evaluation(small, tmp_path, monkeypatch):
     """Otherwise, it would start the next training while the first node evaluates, and torchrun would fail."""
     overrides = [word for word in [*small, "batch.per_gpu=2"] if "=" in word]
     job = job_of("lm/mini", "rope", overrides=overrides, results=tmp_path, nodes=2, gpus=1)
-    monkeypatch.setattr(runner, "run_training", lambda *_: None)
+    monkeypatch.setattr(training, "train", lambda *_: None)
     with ThreadPoolExecutor() as pool:
         with locked(job.folder):
-            ended = pool.submit(runner.run_worker, job)
+            ended = pool.submit(training.join_training, job)
             time.sleep(1)
             assert not ended.done()
         ended.result()
@@ -215,6 +215,14 @@ def test_words_after_options_are_their_values(tmp_path):
     words = ["lm/mini", "base", "--results", str(tmp_path / "a=b"), "updates=3", "--seed", "1", "2"]
     args, overrides = train.parse(train.make_parser(), words)
     assert (args.results, args.seeds, overrides) == (tmp_path / "a=b", [1, 2], ["updates=3"])
+
+
+@pytest.mark.parametrize("command", [finetune, results, table, train])
+def test_options_without_values(command):
+    for action in command.make_parser()._actions:
+        for option in action.option_strings:
+            if option.startswith("--"):
+                assert (option in train.SWITCHES) == (action.nargs == 0)
 
 
 def write_checkpoint(path, updates):

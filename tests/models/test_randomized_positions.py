@@ -12,7 +12,7 @@ from support.tiny import succeeded
 from support.tiny_models import EOS, PAD, build_small
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention
-from fairseq_lrpe.experiments.definition.kinds.lm import max_length
+from fairseq_lrpe.experiments.definition.language_model import ModelFlags
 from fairseq_lrpe.experiments.inference.evaluate_synthetic import complete
 from fairseq_lrpe.experiments.inference.load import load_model
 from fairseq_lrpe.models.sampling import chooser, sample
@@ -182,7 +182,7 @@ def test_training_and_evaluation(train, data_bin, tmp_path, caplog):
     first, second, single = (evaluated_loss(caplog, data_bin, path, *words, n) for n in (4, 4, 1))
     assert first == second
     [model], cfg, task = load_model_ensemble_and_task([str(path)], {"tokens_per_sample": 16})
-    assert model.decoder.randomized_positions == max_length(cfg.model)[0] == 64
+    assert model.decoder.randomized_positions == ModelFlags(cfg.model).max_length()[0] == 64
     assert single == pytest.approx(loss_of_samples(model, task), abs=2e-4)
 
     other = train("softmax_lm_alibi", tmp_path / "whole", "--max-update", 6)

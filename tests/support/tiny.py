@@ -108,7 +108,7 @@ def job_of(
 ):
     """Returns the job of a method's only run, or of the first one if the experiment has a grid."""
     from fairseq_lrpe.experiments.definition.experiment import Experiment
-    from fairseq_lrpe.experiments.execution.runner import Job
+    from fairseq_lrpe.experiments.execution.job import Job
 
     loaded = Experiment.load(experiment, overrides)
     return Job(loaded, loaded.runs(attention, method, [seed])[0], results, **more)
@@ -162,7 +162,7 @@ def write_run(folder, curve, valid=None, updates=None):
 def configured(folder):
     """Returns the settings in configs of a run's folder, and those of its evaluation "valid", or {}."""
     from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
-    from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
+    from fairseq_lrpe.experiments.execution.job import Job
     from fairseq_lrpe.experiments.reporting.records import read_run
 
     name = next((name for name in experiments() if f"/{name}/" in str(folder)), None)
@@ -171,7 +171,7 @@ def configured(folder):
     results = Path(str(folder).rpartition(f"/{name}/")[0])
     job = Job(Experiment.load(name), read_run(folder, results).run, results)
     valid = "valid" in job.kind.evaluations(job.cfg)
-    return job.config, evaluation_settings(job, "valid") if valid else {}
+    return job.config, job.evaluation_settings("valid") if valid else {}
 
 
 def pretend_gpus(monkeypatch, cards, built_for):

@@ -16,7 +16,7 @@ from support.tiny import run_here
 
 from fairseq_lrpe import load_model
 from fairseq_lrpe.cli import classify
-from fairseq_lrpe.experiments.inference import metrics
+from fairseq_lrpe.experiments.execution.evaluators import predictions
 from fairseq_lrpe.tasks.classification import (
     ClassificationConfig,
     ClassificationTask,
@@ -153,12 +153,12 @@ def test_commands(kind, flags, folders, tmp_path):
     logged = validated(folders / kind, checkpoint, "--task", "classification", "--valid-subset", "test")
     done = run_here(classify.main, checkpoint, folders / kind, f"test={tmp_path / 'p.tsv'}", "--cpu")
     assert done.returncode == 0, done.stderr
-    predicted, target = metrics.read_predictions(tmp_path / "p.tsv")
+    predicted, target = predictions.read_predictions(tmp_path / "p.tsv")
     labels = json.loads((folders / kind / "about.json").read_text())["labels"]
     assert target == [labels[i] for i in np.load(folders / kind / "test.label.npy")]
     right = sum(p == t for p, t in zip(predicted, target, strict=True))
     assert len(target) == 24 and len(set(predicted)) > 1
-    assert metrics.label_metrics(predicted, target)["accuracy"] == pytest.approx(100 * right / 24)
+    assert predictions.label_metrics(predicted, target)["accuracy"] == pytest.approx(100 * right / 24)
     assert float(logged["accuracy"]) == pytest.approx(100 * right / 24, abs=1e-3)
 
     model = load_model(checkpoint, cpu=True)

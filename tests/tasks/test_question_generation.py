@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel
 from fairseq_lrpe import load_model
 from fairseq_lrpe.data import word_pieces
 from fairseq_lrpe.data.rouge import rouge_l
-from fairseq_lrpe.experiments.definition.kinds.transformer import parse_hypotheses
+from fairseq_lrpe.experiments.execution.evaluators.hypotheses import parse_hypotheses
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@
 
 import copy
 import io
-from collections.abc import Iterable, Mapping
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -16,51 +17,30 @@ from omegaconf.errors import OmegaConfBaseException
 from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.definition.schema import validate
-from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.experiments.definition.setting_names import (
+    foreign_encoding,
+    is_non_identifying,
+    method_flags,
+)
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, read_file, visible_files, without_mark
 from fairseq_lrpe.utils.suggest import choices
 from fairseq_lrpe.utils.yaml_values import check_value, check_yaml
 
-NON_IDENTIFYING = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
-NON_IDENTIFYING += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
-NON_IDENTIFYING += ("train.linear_backend", "train.compile")  # which change the rounding only
-NON_IDENTIFYING += ("train.stop_time_hours",)  # a training that it stops is continued
-"""Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
 MAX_SEED = 2**31 - 1
 """Largest seed of a run: NumPy's seeds, to which fairseq adds the number of the epoch, have 32 bits."""
 EXTENSIBLE = ("evaluations", "grid", "choose")  # sections of a YAML file to which overrides can add keys
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
-SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
 
 
 def experiments() -> list[str]:
-    paths = [path for path in visible_files(CONFIGS) if path.suffix == ".yaml"]
-    paths = [path for path in paths if path.parent.name not in ("paper", "tables")]
-    paths = [path for path in paths if not path.match("cluster*.yaml")]
-    return sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in paths)
-
-
-@cache
-def option_flags() -> dict[str, str]:
-    from fairseq_lrpe.encodings import ENCODINGS, encoding_options  # imports torch, which takes seconds
-
-    options = [(name, option) for name, cls in ENCODINGS.items() for option in encoding_options(cls)]
-    return {f"{name}_{option.rstrip('_')}": name for name, option in options}
-
-
-def method_flags() -> list[str]:
-    return [*SHARED_FLAGS, *option_flags()]
-
-
-def foreign_encoding(key: str, method: str) -> str | None:
-    """Returns the encoding with the option ``key``; None without one, or if the method has this encoding."""
-    encoding = option_flags().get(key.removeprefix("train."))
-    return None if method in METHODS and METHODS[method].encoding == encoding else encoding
-
-
-def is_non_identifying(key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in NON_IDENTIFYING)
+    """Returns the names of all experiments."""
+    names = []
+    for path in visible_files(CONFIGS):
+        is_other = path.parent.name in ("paper", "tables") or path.match("cluster*.yaml")
+        if path.suffix == ".yaml" and not is_other:
+            names.append(str(path.relative_to(CONFIGS).with_suffix("")))
+    return sorted(names)
 
 
 def read_yaml(path: Path) -> dict:
@@ -82,6 +62,20 @@ def _parsed(path, modified):
     if not isinstance(content, DictConfig):
         raise UserError(f"{display_path(path)} is not a mapping of keys to values")
     return content
+
+
+def read_with_defaults(name: str) -> dict[Path, dict]:
+    """Returns {path: content} of an experiment's YAML file, and then of the files that it extends."""
+    contents: dict[Path, dict] = {}
+    while name:
+        path = CONFIGS / f"{name}.yaml"
+        if path in contents or not path.is_file():
+            last = display_path(list(contents)[-1])
+            wrong = "extends this file itself" if path in contents else "does not exist"
+            raise UserError(f"{last}: defaults: {name} {wrong}: choose another experiment")
+        contents[path] = read_yaml(path)
+        name = contents[path].pop("defaults", None)
+    return contents
 
 
 def build_config(kind: Kind, content: DictConfig) -> DictConfig:
@@ -111,17 +105,9 @@ class Experiment:
     def load(cls, name: str, overrides: Iterable[str] = (), shared: Iterable[str] = ()) -> "Experiment":
         if name not in experiments():
             raise UserError(f"unknown experiment {name!r}{choices(name, experiments(), LISTING)}")
-        contents, base = {}, name
-        while base:
-            path = CONFIGS / f"{base}.yaml"
-            if path in contents or not path.is_file():
-                last = display_path(list(contents)[-1])
-                wrong = "extends this file itself" if path in contents else "does not exist"
-                raise UserError(f"{last}: defaults: {base} {wrong}: choose another experiment")
-            contents[path] = read_yaml(path)
-            base = contents[path].pop("defaults", None)
+        contents = read_with_defaults(name)
         files = " or ".join(str(display_path(path)) for path in contents)
-        kind = next((content["kind"] for content in contents.values() if "kind" in content), None)
+        kind = ChainMap(*contents.values()).get("kind")
         if kind not in list(KINDS):
             raise UserError(f"{files}: kind: unknown kind {kind!r}{choices(kind, KINDS)}")
         try:
@@ -146,17 +132,20 @@ class Experiment:
         """Returns (section, name) of a key; new keys are allowed in ``train`` and EXTENSIBLE only."""
         if key == "kind":
             raise UserError(f"{self.name} is of kind {self.cfg.kind}: use another experiment")
-        section, name, path = self.cfg if cfg is None else cfg, key, []
+        section = self.cfg if cfg is None else cfg
+        name = key
+        path = []
         while name not in list(section):
             head, _, rest = name.partition(".")
             if not isinstance(section.get(head), DictConfig):
                 break
-            section, name = section[head], rest
+            section = section[head]
+            name = rest
             path.append(head)
         is_open = path and name and (path[0] in EXTENSIBLE or (path == ["train"] and "." not in name))
         if is_open or name in list(section):
             return section, name
-        prefix = "".join(f"{each}." for each in path)
+        prefix = ".".join([*path, ""])
         listing = f"use a key of {self.files}, or train.FLAG (`lrpe methods --flags` lists ours)"
         raise UserError(f"{self.name} has no key {key!r}{choices(name, list(section), listing, prefix)}")
 
@@ -176,8 +165,11 @@ class Experiment:
     def _differs(self, key, value):
         """Returns whether a value is not the YAML's, or its key is in grid, choose or by_method."""
         section, name = self._locate(key)
-        by_method = any(name in flags for flags in self.cfg.by_method.values())
-        return key in self.cfg.grid or key in self.cfg.choose or by_method or section.get(name) != value
+        if key in self.cfg.grid or key in self.cfg.choose:
+            return True
+        if any(name in flags for flags in self.cfg.by_method.values()):
+            return True
+        return section.get(name) != value
 
     def settings(self, run: Run) -> DictConfig:
         return self._changed(dict(run.changes))
@@ -199,19 +191,31 @@ class Experiment:
 
         ``changes`` {key: value} are further changed settings, which replace the values of the grid.
         """
-        if found := [key for key in changes if is_non_identifying(key)]:
-            raise UserError(f"{found[0]} is not allowed in changes: set it in the experiment {self.name}")
-        changes = {**self.changes, **{k: v for k, v in changes.items() if self._differs(k, v)}}
-        for key in changes:
-            if encoding := foreign_encoding(key, method):
-                raise UserError(f"{key} is an option of the encoding {encoding}, not of {method}: omit it")
-        grid = {key: values for key, values in self.cfg.grid.items() if key not in changes}
-        cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
+        common = self._common_changes(method, changes)
+        grid = {key: values for key, values in self.cfg.grid.items() if key not in common}
         seeds = list(seeds)
         if seeds and max(seeds) > MAX_SEED:
             raise UserError(f"the seed {max(seeds)} is too large: use one of at most {MAX_SEED}")
-        runs = [Run(self.name, attention, method, seed) for seed in seeds]
-        return [run.changed({**changes, **cell}) for run in runs for cell in cells]
+        runs = []
+        for seed in seeds:
+            run = Run(self.name, attention, method, seed)
+            for cell in combinations(grid):
+                runs.append(run.changed({**common, **cell}))
+        return runs
+
+    def _common_changes(self, method, changes):
+        """Returns the changes of all runs of a method: the overrides, and those ``changes`` that differ."""
+        common = dict(self.changes)
+        for key, value in changes.items():
+            if is_non_identifying(key):
+                raise UserError(f"{key} is not allowed in changes: set it in the experiment {self.name}")
+            if self._differs(key, value):
+                common[key] = value
+        for key in common:
+            encoding = foreign_encoding(key, method)
+            if encoding:
+                raise UserError(f"{key} is an option of the encoding {encoding}, not of {method}: omit it")
+        return common
 
     def changes_for(self, method: str) -> dict[str, str]:
         """Returns ``changes`` without those of options that only other encodings than the method's have."""
@@ -223,15 +227,21 @@ class Experiment:
         The list is empty if nothing is chosen, or if the run is itself a trial. The best trial becomes the
         result of the run. Values for options of other encodings are skipped.
         """
-        changes, choose = dict(run.changes), self.cfg.choose.items()
-        choose = {k: v for k, v in choose if not (k in changes or foreign_encoding(k, run.method))}
-        cells = product(*choose.values()) if choose else ()
-        return [run.changed(dict(zip(choose, cell, strict=True))) for cell in cells]
+        chosen = {}
+        for key, values in self.cfg.choose.items():
+            if key not in dict(run.changes) and not foreign_encoding(key, run.method):
+                chosen[key] = values
+        if not chosen:
+            return []
+        return [run.changed(cell) for cell in combinations(chosen)]
 
     def starts_from(self, run: Run) -> Run | Path | None:
+        """Returns the run or the checkpoint whose model initializes that of a run."""
         name = self.cfg.starts_from
-        if not name or not (CONFIGS / f"{name}.yaml").is_file():
-            return name and REPOSITORY / name
+        if not name:
+            return None
+        if not (CONFIGS / f"{name}.yaml").is_file():
+            return REPOSITORY / name
         other = self.other(name)
         return other.runs(run.attention, run.method, other.cfg.seeds[:1])[0]
 
@@ -240,8 +250,12 @@ class Experiment:
         return self.load(self.name)
 
     def needs(self, run: Run) -> list[Run]:
-        initial = self.starts_from(run)
-        return [*self.trials(run), *([initial] if isinstance(initial, Run) else [])]
+        """Returns the runs that must be finished before a run can start."""
+        needed = self.trials(run)
+        start = self.starts_from(run)
+        if isinstance(start, Run):
+            needed.append(start)
+        return needed
 
     def other(self, name: str) -> "Experiment":
         """Returns the experiment ``name`` with ``shared`` overrides whose keys exist in it, but seeds."""
@@ -251,15 +265,22 @@ class Experiment:
         return self._others[name]
 
 
+def combinations(values: Mapping[str, list]) -> Iterator[dict[str, object]]:
+    """Yields {key: value} of all combinations of the values of keys."""
+    for cell in product(*values.values()):
+        yield dict(zip(values, cell, strict=True))
+
+
 def applicable_overrides(name: str, overrides: Iterable[str]) -> list[str]:
     """Returns those KEY=VALUE overrides whose keys exist in the experiment ``name``.
 
     A flag of fairseq-train exists if a YAML file sets it, and a flag in ``method_flags`` always does.
     """
-    experiment, found = Experiment.load(name) if overrides else None, []
+    applicable = []
+    experiment = Experiment.load(name) if overrides else None
     for text in overrides:
         with suppress(UserError):
             section, key = experiment._locate(text.partition("=")[0])
             if key in list(section) or (section is experiment.cfg.train and key in method_flags()):
-                found.append(text)
-    return found
+                applicable.append(text)
+    return applicable

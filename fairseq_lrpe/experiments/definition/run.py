@@ -38,36 +38,64 @@ class Run:
 
     def __str__(self) -> str:
         # fairseq splits paths at colons.
-        changes = [f"{key}={quote(value, safe=' ,[]{}')}" for key, value in self.changes]
-        return "/".join((self.experiment, f"{self.attention}_{self.method}", *changes, f"seed-{self.seed}"))
+        parts = [self.experiment, f"{self.attention}_{self.method}"]
+        for key, value in self.changes:
+            parts.append(f"{key}={quote(value, safe=' ,[]{}')}")
+        return "/".join([*parts, f"seed-{self.seed}"])
 
     @classmethod
     def of(cls, settings: dict) -> "Run":
-        names = "experiment", "attention", "method", "seed"
-        return cls(*(settings[name] for name in names), tuple(sorted(settings["changes"].items())))
+        """Returns the run that a run.json describes."""
+        return cls(
+            settings["experiment"],
+            settings["attention"],
+            settings["method"],
+            settings["seed"],
+            tuple(sorted(settings["changes"].items())),
+        )
 
     def other_run(self, settings: dict) -> str:
         """Returns how the run of a run.json differs, such as "seed 2", or ""; keys may be missing."""
-        own = {"attention": self.attention, "method": canonical(self.method), "seed": self.seed}
-        recorded = {name: settings[name] for name in own if name in settings}
-        recorded |= {"method": canonical(recorded["method"])} if "method" in recorded else {}
-        return ", ".join(f"{name} {value}" for name, value in recorded.items() if value != own[name])
+        differences = []
+        for name in ("attention", "method", "seed"):
+            value = getattr(self, name)
+            recorded = settings.get(name, value)
+            if name == "method":
+                value = canonical(value)
+                recorded = canonical(recorded)
+            if recorded != value:
+                differences.append(f"{name} {recorded}")
+        return ", ".join(differences)
 
     def changed(self, changes: dict[str, object]) -> "Run":
-        texts = {key: as_text(value) for key, value in changes.items()}
-        return replace(self, changes=tuple(sorted({**dict(self.changes), **texts}.items())))
+        """Returns the run with further changed settings {key: value}."""
+        texts = dict(self.changes)
+        for key, value in changes.items():
+            texts[key] = as_text(value)
+        return replace(self, changes=tuple(sorted(texts.items())))
 
     def folder(self, results: Path) -> Path:
         """Returns the run's folder: an existing one under any alias of the method, or else ``str(self)``."""
-        folders = [results / str(replace(self, method=name)) for name in aliases(self.method)]
-        return next((folder for folder in folders if folder.is_dir()), results / str(self))
+        for name in aliases(self.method):
+            folder = results / str(replace(self, method=name))
+            if folder.is_dir():
+                return folder
+        return results / str(self)
 
 
 def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
     """Returns the run folders below a folder; only those of ``experiment``, a relative path, if given."""
-    experiments = [(path, experiment_of(path, folder)) for path in _folders(folder)]
-    found = [path for path, one in experiments if one is not None and experiment in (None, one)]
-    return sorted(path for path in found if any((path / name).exists() for name in RECORDS))
+    folders = []
+    for path in _folders(folder):
+        name = experiment_of(path, folder)
+        if name is not None and experiment in (None, name) and has_records(path):
+            folders.append(path)
+    return sorted(folders)
+
+
+def has_records(folder: Path) -> bool:
+    """Returns whether a run was started in a folder."""
+    return any((folder / name).exists() for name in RECORDS)
 
 
 def _folders(folder: Path, outer: frozenset[str] = frozenset()) -> Iterator[Path]:
@@ -85,9 +113,11 @@ def experiment_of(path: Path, folder: Path) -> Path | None:
 
     Returns None for other paths than EXPERIMENT/ATTENTION_METHOD/KEY=VALUE/../seed-SEED.
     """
-    prefixes = tuple(f"{attention}_" for attention in ATTENTIONS)
-    for parent in path.relative_to(folder).parents if is_seed(path) else ():
-        if parent.name.startswith(prefixes):
+    if not is_seed(path):
+        return None
+    for parent in path.relative_to(folder).parents:
+        attention, separator, _ = parent.name.partition("_")
+        if attention in ATTENTIONS and separator:
             return parent.parent
         if "=" not in parent.name:
             break
@@ -127,8 +157,10 @@ def as_value(text: str) -> object:
 
 def as_text(value: object) -> str:
     """Returns the canonical text of a value, such as "0.001" for 1e-3."""
-    if isinstance(value, bool | None):
-        return {True: "true", False: "false", None: "null"}[value]
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(as_text, value))}]"
     return f"{value:.12g}" if isinstance(value, float) else str(value)

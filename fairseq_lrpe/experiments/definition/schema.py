@@ -23,9 +23,11 @@ def validate(model: type[ModelType], content: object) -> ModelType:
     try:
         return model.model_validate(content)
     except ValidationError as errors:
-        found = errors.errors(include_url=False, include_input=False)
-    error = min(found, key=lambda error: error["type"] != "extra_forbidden")  # an unknown key, if any
-    location = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"])
+        details = errors.errors(include_url=False, include_input=False)
+    error = min(details, key=lambda error: error["type"] != "extra_forbidden")  # an unknown key, if any
+    location = ""
+    for key in error["loc"]:
+        location += f"[{key}]" if isinstance(key, int) else f".{key}"
     message = error["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
     message = MESSAGES.get(error["type"], f"{message[0].lower()}{message[1:]}")
     raise UserError(f"{location.removeprefix('.')}: {message}" if location else message)

@@ -52,14 +52,17 @@ GLUE = {
 
 def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
     """Returns the properties of prepared data, or those in ``CORPORA``; raises a UserError without either."""
-    if not (folders := kind.folders(cfg)):
+    folders = kind.folders(cfg)
+    if not folders:
         return Corpus()
-    metadata = folders[0] / layout.METADATA
-    needed = [path for path in kind.data(cfg) if path == metadata or path.name.startswith("dict.")]
-    if all(map(file_exists, needed)):
-        types = tuple(layout.vocabulary_size(path) for path in needed if path != metadata)
-        about = layout.read_metadata(folders[0]) if metadata in needed else {}
-        return Corpus(types, len(about.get("labels", ())), about.get("inputs", 1), "pixels" in about)
+    files = kind.data(cfg)
+    dictionaries = [path for path in files if path.name.startswith("dict.")]
+    metadata = [path for path in files if path == folders[0] / layout.METADATA]
+    if all(map(file_exists, [*dictionaries, *metadata])):
+        types = tuple(map(layout.vocabulary_size, dictionaries))
+        content = layout.read_metadata(folders[0]) if metadata else {}
+        labels = len(content.get("labels", ()))
+        return Corpus(types, labels, content.get("inputs", 1), "pixels" in content)
     name = cfg.data.removeprefix("data/").partition("/")[0]
     if name not in CORPORA:
         command = prepare_command(display_path(folders[0])) or PREPARE

@@ -31,8 +31,8 @@ from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.estimation.corpora import GLUE, Corpus, read_corpus
 from fairseq_lrpe.experiments.estimation.launches import Launches, update_seconds
 from fairseq_lrpe.experiments.estimation.meta_device import aten, meta_device
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import train_command, update_freq
-from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN
@@ -57,23 +57,22 @@ def estimate_training(job: Job) -> Estimate:
     """Returns the cost of a training, or raises a UserError that says why it cannot be estimated."""
     if not job.kind.trains:
         raise UserError("no estimate, because its runs train no model")
-    batch, dtype, trained = job.cfg.batch, DTYPES[job.precision], job
-    is_glue, initial = job.cfg.get("task") in GLUE, job.experiment.starts_from(job.run)
-    if is_glue and isinstance(initial, Run):  # the model is that of the pretraining, with a head
-        trained = replace(job, experiment=job.experiment.other(initial.experiment), run=initial)
-    corpus = read_corpus(trained.kind, trained.cfg)
-    if is_glue:
-        corpus = corpus._replace(labels=len(get_task(job.cfg.task).labels) or 1)
-    built = build(tuple(train_command(trained)), corpus)
-    size, lengths = batch.per_gpu, built.longest()
+    batch = job.cfg.batch
+    dtype = DTYPES[job.precision]
+    is_glue = job.cfg.get("task") in GLUE
+    built = build_glue(job) if is_glue else build(tuple(train_command(job)), read_corpus(job.kind, job.cfg))
+    size = batch.per_gpu
+    lengths = built.longest()
     if batch.unit == "tokens":
-        size, lengths = batch.per_gpu // SENTENCE, (SENTENCE, SENTENCE)
-    one = measure(built, size, lengths, dtype)
-    saved = one.saved
+        size = batch.per_gpu // SENTENCE
+        lengths = (SENTENCE, SENTENCE)
+    measured = measure(built, size, lengths, dtype)
+    saved = measured.saved
     if is_glue:
-        rows, length = GLUE[job.cfg.task]
-        updates, lengths = job.cfg.epochs * math.ceil(rows / batch.total), (length, 0)
-        one = measure(built, size, lengths, dtype)
+        rows, mean_length = GLUE[job.cfg.task]
+        updates = job.cfg.epochs * math.ceil(rows / batch.total)
+        lengths = (mean_length, 0)
+        measured = measure(built, size, lengths, dtype)
     else:
         updates = job.updates
     steps = updates * batch.total / batch.per_gpu
@@ -81,12 +80,28 @@ def estimate_training(job: Job) -> Estimate:
     # Weights, gradients and Adam's two averages; in half precision with copies of the first two in float32.
     states = parameters * (16 if dtype == torch.float32 else 20)
     texts = 1 + getattr(built.task, "apart", False)
-    tokens = steps * size * texts * (lengths[1] or lengths[0])
+    passes = measured.passes.calls
+    update = measured.update.calls
     batches = update_freq(batch, job.gpus, job.nodes)
-    passes, update = one.passes.calls, one.update.calls
-    calls = passes * batches + update
-    host = updates * update_seconds(passes, update, batches)
-    return Estimate(parameters, tokens, steps * one.flops, states + saved, calls, host)
+    return Estimate(
+        parameters=parameters,
+        tokens=steps * size * texts * (lengths[1] or lengths[0]),
+        flops=steps * measured.flops,
+        memory=states + saved,
+        calls=passes * batches + update,
+        host=updates * update_seconds(passes, update, batches),
+    )
+
+
+def build_glue(job: Job) -> "BuiltModel":
+    """Builds the model of a fine-tuning, which is that of its pretraining with a head."""
+    trained = job
+    start = job.experiment.starts_from(job.run)
+    if isinstance(start, Run):
+        trained = replace(job, experiment=job.experiment.other(start.experiment), run=start)
+    labels = len(get_task(job.cfg.task).labels) or 1
+    corpus = read_corpus(trained.kind, trained.cfg)._replace(labels=labels)
+    return build(tuple(train_command(trained)), corpus)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +136,11 @@ class BuiltModel:
 @cache
 def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
     """Builds the model of a fairseq-train command; raises a UserError if the flags are invalid."""
-    words = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
+    flags = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
     # After parsing, our architectures check the flags, which build_model does as well, and the data.
     unchecked = dict.fromkeys(models.MODEL_DATACLASS_REGISTRY, lambda args: None)
     with patch.dict(models.ARCH_CONFIG_REGISTRY, unchecked):
-        args = options.parse_args_and_arch(options.get_training_parser(), words)
+        args = options.parse_args_and_arch(options.get_training_parser(), flags)
     cfg = convert_namespace_to_omegaconf(args)
     task = make_task(args.task, cfg.task, corpus)
     with meta_device():
@@ -173,9 +188,12 @@ def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch
 
     The first update also computes what is kept, such as constants and the optimizer's state.
     """
-    model, saved = built.model.to(dtype).train(), {}
+    model = built.model.to(dtype).train()
     *previous, last = built.segments()
-    flops, passes, update = flop_counter(), Launches(), Launches()
+    saved = {}  # {storage: bytes}
+    flops = flop_counter()
+    passes = Launches()
+    update = Launches()
 
     def keep(x):
         saved[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
@@ -229,7 +247,8 @@ def compute_loss(
     built: BuiltModel, size: int, source: int, target: int, dtype: torch.dtype, segment: dict
 ) -> Tensor:
     """Returns the loss of a batch of ``size`` inputs with these lengths."""
-    model, tokens = built.model, torch.empty(size, source or target, dtype=torch.long)
+    model = built.model
+    tokens = torch.empty(size, source or target, dtype=torch.long)
     if hasattr(model, "side"):
         images = torch.empty(size, 3, built.cfg.image_size, built.cfg.image_size, dtype=dtype)
         output = model(images)

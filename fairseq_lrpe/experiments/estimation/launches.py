@@ -39,13 +39,19 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         name = function._schema.name.partition("::")[2]
-        aliases = [result.alias_info for result in function._schema.returns]
-        is_view = any(alias is not None and not alias.is_write for alias in aliases)
         self.calls += 1
         self.detached += name == "detach"
-        if not is_view and name not in WITHOUT_KERNEL:
+        if not _is_view(function) and name not in WITHOUT_KERNEL:
             self.kernels += KERNELS.get(name, 1)
         return out
+
+
+def _is_view(function):
+    """Returns whether an operation returns a view of an input that it does not write."""
+    for result in function._schema.returns:
+        if result.alias_info is not None and not result.alias_info.is_write:
+            return True
+    return False
 
 
 def operation_seconds(calls: int) -> float:

@@ -42,10 +42,10 @@ def _adapt_target(softmax, target):
 
     The words a .. b of V have a share of ln(b/a) / ln(V) of the tokens.
     """
-    shares = [
-        math.log(last / first) / math.log(softmax.cutoff[-1]) for first, last in pairwise(softmax.cutoff)
-    ]
-    rows = [target.new_empty(math.ceil(share * target.numel())) for share in shares]
+    rows = []
+    for first, last in pairwise(softmax.cutoff):
+        share = math.log(last / first) / math.log(softmax.cutoff[-1])
+        rows.append(target.new_empty(math.ceil(share * target.numel())))
     return [target, *rows], rows
 
 

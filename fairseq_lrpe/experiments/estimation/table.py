@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.estimation.launches import PASS_CALL, UPDATE_CALL
-from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.utils.cli import print_wide
 from fairseq_lrpe.utils.errors import UserError
 
@@ -24,8 +24,14 @@ PEAKS = {
     "h100": {"fp16": 989e12, "bf16": 989e12, "fp32": 67e12},
 }
 """{GPU: {precision: peak FLOP/s of dense matrix products}}"""
-OPTIMIZATION = ("lr", "clip_norm", "weight_decay", "warmup_updates", "adam_betas", "adam_eps")
-NEUTRAL = {f"train.{flag}" for flag in OPTIMIZATION}
+NEUTRAL = (
+    "train.lr",
+    "train.clip_norm",
+    "train.weight_decay",
+    "train.warmup_updates",
+    "train.adam_betas",
+    "train.adam_eps",
+)
 """Changes of a run that do not change its cost."""
 
 
@@ -51,38 +57,56 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
     """Prints the estimate of jobs, or of their trials if they choose; raises a UserError if none has one."""
     from fairseq_lrpe.experiments.estimation.cost import estimate_training  # takes seconds
 
-    jobs, total, problems = on_gpus(jobs, args), 0.0, []
-    gpus, precision = jobs[0].gpus * jobs[0].nodes, jobs[0].precision
-    peak = PEAKS[args.on][precision]
-    table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in COLUMNS))
+    jobs = on_gpus(jobs, args)
+    gpus = jobs[0].gpus * jobs[0].nodes
+    peak = PEAKS[args.on][jobs[0].precision]
+    table = RichTable(Column("run", overflow="fold"))
+    for name in COLUMNS:
+        table.add_column(name, justify="right")
+    total = 0.0
+    is_estimated = False
+    problems: dict[str, None] = {}
     for run, group in group_by_cost(jobs).items():
         finished = sum(is_trained(job) for job in group)
         count = f"{len(group):,}" + (f", {finished:,} finished" if finished else "")
         name = str(run).removesuffix("/seed-0")
         try:
-            one = estimate_training(group[0])
+            estimate = estimate_training(group[0])
         except ValueError as error:
-            problems.append(f"{run.experiment}: {error}")
+            problems[f"{run.experiment}: {error}"] = None
             table.add_row(name, count, *["-"] * (len(COLUMNS) - 1))
             continue
-        arithmetic = one.flops / (UTILIZATION * peak * gpus)
-        hours = max(arithmetic, one.host) / 3600
-        bound = "FLOPs" if arithmetic >= one.host else "calls"
+        is_estimated = True
+        arithmetic = estimate.flops / (UTILIZATION * peak * gpus)
+        hours = max(arithmetic, estimate.host) / 3600
         total += hours * (len(group) - finished)
-        large = [f"{x:.2e}".replace("e+0", "e").replace("e+", "e") for x in (one.tokens, one.flops)]
-        sizes = f"{one.parameters:,}", *large, f"{one.calls:,}", number(one.memory / 1e9)
-        table.add_row(name, count, *sizes, number(hours), bound)
-    if len(problems) == table.row_count:
-        raise UserError("; ".join(dict.fromkeys(problems)))
+        table.add_row(
+            name,
+            count,
+            f"{estimate.parameters:,}",
+            scientific(estimate.tokens),
+            scientific(estimate.flops),
+            f"{estimate.calls:,}",
+            number(estimate.memory / 1e9),
+            number(hours),
+            "FLOPs" if arithmetic >= estimate.host else "calls",
+        )
+    if not is_estimated:
+        raise UserError("; ".join(problems))
     print_wide(table)
     print(f"Not finished: {number(total)} hours on {gpus} × {args.on}, one training after the other.")
+    print_assumptions(peak, jobs[0].precision)
+    for problem in problems:
+        print(f"Not estimated: {problem}.")
+    print("Evaluations are not included. docs/cluster.md explains the numbers.")
+
+
+def print_assumptions(peak: float, precision: str) -> None:
+    """Prints how hours are estimated; ``peak`` is that of a GPU in FLOP/s."""
     print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {precision},")
     print("or, if it is longer, the time to start the calls of operations: about")
     each = f"{PASS_CALL * 1e6:g} µs each in forward and backward passes and {UPDATE_CALL * 1e6:g}"
     print(f"{each} in the optimizer, as measured on the host of an H200.")
-    for problem in dict.fromkeys(problems):
-        print(f"Not estimated: {problem}.")
-    print("Evaluations are not included. docs/cluster.md explains the numbers.")
 
 
 def is_trained(job: Job) -> bool:
@@ -98,11 +122,20 @@ def group_by_cost(jobs: list[Job]) -> dict[Run, list[Job]]:
 
     A run that chooses the best of several trials is not counted itself, but its trials are.
     """
-    every, groups = [trial for job in jobs for trial in job.trials() or [job]], {}
-    for run, job in {job.run: job for job in every}.items():
-        common = replace(run, seed=0, changes=tuple(x for x in run.changes if x[0] not in NEUTRAL))
-        groups.setdefault(common, []).append(job)
+    trained = {}
+    for job in jobs:
+        for trial in job.trials() or [job]:
+            trained[trial.run] = trial
+    groups = {}
+    for run, job in trained.items():
+        changes = tuple(change for change in run.changes if change[0] not in NEUTRAL)
+        groups.setdefault(replace(run, seed=0, changes=changes), []).append(job)
     return groups
+
+
+def scientific(value: float) -> str:
+    """Formats a number with three significant digits and an exponent, such as "1.23e9"."""
+    return f"{value:.2e}".replace("e+0", "e").replace("e+", "e")
 
 
 def number(value: float) -> str:

@@ -4,20 +4,18 @@ import os
 import secrets
 import socket
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.utils.cli import abs_path, min_int
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, check_colon, check_control_characters, display_path
 from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.subprocesses import as_flags, threads_in
-
-if TYPE_CHECKING:
-    from fairseq_lrpe.experiments.execution.runner import Job
 
 PRECISIONS = ("fp16", "fp32", "bf16")
 COMPILE_MODES = ("layers", "reduce-overhead")
@@ -68,14 +66,14 @@ def results_path(text: str) -> Path:
 def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:
     """Returns the arguments of ``Job`` for this machine, or its share for each of ``jobs`` runs at a time."""
     threads_in(os.environ)  # raises a UserError for an invalid number
-    available, rendezvous = len(gpus_here()), getattr(args, "rendezvous", None)
-    gpus = (0 if args.cpu else available // jobs) if args.gpus is None else args.gpus
+    available = len(gpus_here())
+    gpus = args.gpus
+    if gpus is None:
+        gpus = 0 if args.cpu else available // jobs
     cpu = args.cpu or (not available and not (gpus and args.dry_run))
-    if not cpu and not args.dry_run and (gpus or 1) * jobs > available:
-        if jobs == 1:
-            raise UserError(f"--gpus {gpus} exceeds this machine's {available} GPUs: reduce it")
-        wanted = f"--jobs {jobs} with {gpus or 1} GPUs each"
-        raise UserError(f"{wanted} needs more than this machine's {available}: reduce --jobs or --gpus")
+    if not cpu and not args.dry_run:
+        check_gpus(gpus, jobs, available)
+    rendezvous = getattr(args, "rendezvous", None)
     if args.dry_run and args.nodes > 1:
         rendezvous = rendezvous or "HOST:PORT"
     if args.nodes > 1 and not (gpus and rendezvous):
@@ -84,35 +82,55 @@ def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:
     precision = args.precision or ("fp32" if cpu else "fp16")
     if cpu and precision != "fp32":
         raise UserError(f"--precision {precision} needs a GPU; on the CPU use fp32")
-    chosen = {"gpus": gpus, "nodes": args.nodes, "cpu": cpu, "precision": precision}
-    return {**chosen, "compile": args.compile, "rendezvous": rendezvous}
+    return {
+        "gpus": gpus,
+        "nodes": args.nodes,
+        "cpu": cpu,
+        "precision": precision,
+        "compile": args.compile,
+        "rendezvous": rendezvous,
+    }
+
+
+def check_gpus(gpus: int, jobs: int, available: int) -> None:
+    """Raises a UserError if the runs need more GPUs than this machine has."""
+    needed = gpus or 1
+    if needed * jobs <= available:
+        return
+    if jobs == 1:
+        raise UserError(f"--gpus {gpus} exceeds this machine's {available} GPUs: reduce it")
+    wanted = f"--jobs {jobs} with {needed} GPUs each"
+    raise UserError(f"{wanted} needs more than this machine's {available}: reduce --jobs or --gpus")
 
 
 def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
-    total, per_gpu, unit, processes = batch.total, batch.per_gpu, batch.unit, max(gpus, 1) * nodes
-    if total % (per_gpu * processes):
+    """Returns the number of batches of an update on each GPU or process."""
+    processes = max(gpus, 1) * nodes
+    unit = batch.unit
+    together = batch.per_gpu * processes
+    if batch.total % together:
         where = f"{processes} GPU{'s' * (processes > 1)}" if gpus else "one process"
         raise UserError(
-            f"the total batch of {total} {unit} is not a multiple of {where} × {per_gpu} {unit} "
-            f"(batch.per_gpu) = {per_gpu * processes}: change the number of GPUs, or override batch.per_gpu"
+            f"the total batch of {batch.total} {unit} is not a multiple of {where} × {batch.per_gpu} {unit} "
+            f"(batch.per_gpu) = {together}: change the number of GPUs, or override batch.per_gpu"
         )
-    return total // (per_gpu * processes)
+    return batch.total // together
 
 
-def train_command(job: "Job") -> list[str]:
+def train_command(job: Job) -> list[str]:
     """Returns the fairseq-train command of a job; torchrun starts it on several nodes or CPU processes."""
-    cfg, gpus, nodes = job.cfg, job.gpus, job.nodes
+    cfg = job.cfg
     if job.precision == "bf16" and job.run.method == "fairseq":
         raise UserError("fairseq trains its own models in bf16 only on TPUs: use --precision fp16")
     check_own_flags(job.train_flags, job.extra_flags)
     flags = {
         "user_dir": display_path(PLUGIN),
         "task": job.kind.task,
-        **job.kind.flags(job),
+        **job.kind.flags(job.run, cfg, job.starts_from),
         **job.train_flags,
         "max_update": job.updates,
         BATCH_FLAGS[cfg.batch.unit]: cfg.batch.per_gpu,
-        "update_freq": update_freq(cfg.batch, gpus, nodes),
+        "update_freq": update_freq(cfg.batch, job.gpus, job.nodes),
         # Otherwise, fairseq drops the last batch if its size is not a multiple of 8.
         "required_batch_size_multiple": 1,
         "seed": job.run.seed,
@@ -120,38 +138,63 @@ def train_command(job: "Job") -> list[str]:
         "save_dir": display_path(job.folder / "checkpoints"),
         "log_format": "json",
         # fairseq's default is the number of visible GPUs.
-        "distributed_world_size": max(gpus, 1) * nodes,
+        "distributed_world_size": max(job.gpus, 1) * job.nodes,
         job.precision: job.precision != "fp32",
         "cpu": job.cpu,
+        **process_flags(job),
     }
-    if job.cpu and gpus * nodes > 1:
-        # Without these flags, each CPU process trains a separate model.
-        flags |= {"distributed_init_method": "env://", "distributed_rank": -1, "distributed_no_spawn": True}
-        flags |= {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}
-    elif nodes == 1 and gpus > 1:
-        # Otherwise, fairseq takes the number of processes from variables of torchrun, Kubeflow or SLURM.
-        flags["distributed_init_method"] = f"tcp://127.0.0.1:{free_port()}"
-    elif gpus == 1 and nodes == 1:
-        flags["device_id"] = 0  # fairseq's default is LOCAL_RANK
-    start = ["fairseq-train"]
-    if nodes > 1 or (job.cpu and gpus > 1):
-        # Without --local_addr, the processes wait for a host whose own name may not resolve.
-        rendezvous = ["--nnodes", nodes, "--rdzv_backend", "c10d", "--rdzv_endpoint", job.rendezvous]
-        rendezvous = rendezvous if nodes > 1 else ["--standalone", "--local_addr", "127.0.0.1"]
-        start = ["torchrun", *rendezvous, "--nproc_per_node", gpus, "-m", "fairseq_cli.train"]
     folders = [str(display_path(folder)) for folder in job.kind.folders(cfg)]
     data = [os.pathsep.join(folders)] if folders else []
-    return [str(x) for x in (*start, *data, *as_flags(flags), *job.extra_flags)]
+    words = [*launcher(job), *data, *as_flags(flags), *job.extra_flags]
+    return [str(word) for word in words]
 
 
-def check_own_flags(configured: dict, extra_flags: list[str]) -> None:
-    given = {word[2:].partition("=")[0].replace("-", "_") for word in extra_flags if word.startswith("--")}
-    # docs/performance.md measures the CPU with --fp16 and --bf16.
-    named = {name: f"--{name.replace('_', '-')}" for name in given - {"fp16", "bf16"}}
-    named |= {name: f"train.{name}" for name in configured}
-    if name := next((name for name in named if name in OWN_FLAGS), None):
+def process_flags(job: Job) -> dict[str, object]:
+    """Returns the flags by which the processes of a training find each other."""
+    if job.cpu and job.gpus * job.nodes > 1:
+        # Without these flags, each CPU process trains a separate model.
+        return {
+            "distributed_init_method": "env://",
+            "distributed_rank": -1,
+            "distributed_no_spawn": True,
+            "distributed_backend": "gloo",
+            "ddp_backend": "legacy_ddp",
+        }
+    if job.nodes == 1 and job.gpus > 1:
+        # Otherwise, fairseq takes the number of processes from variables of torchrun, Kubeflow or SLURM.
+        return {"distributed_init_method": f"tcp://127.0.0.1:{free_port()}"}
+    if job.gpus == 1 and job.nodes == 1:
+        return {"device_id": 0}  # fairseq's default is LOCAL_RANK
+    return {}
+
+
+def launcher(job: Job) -> list[object]:
+    """Returns the program that trains: fairseq-train, which starts a process per GPU, or torchrun."""
+    if job.nodes > 1:
+        rendezvous = ["--nnodes", job.nodes, "--rdzv_backend", "c10d", "--rdzv_endpoint", job.rendezvous]
+    elif job.cpu and job.gpus > 1:
+        # Without --local_addr, the processes wait for a host whose own name may not resolve.
+        rendezvous = ["--standalone", "--local_addr", "127.0.0.1"]
+    else:
+        return ["fairseq-train"]
+    return ["torchrun", *rendezvous, "--nproc_per_node", job.gpus, "-m", "fairseq_cli.train"]
+
+
+def check_own_flags(configured: Iterable[str], extra_flags: list[str]) -> None:
+    """Raises a UserError for a flag in ``train`` or after -- whose value lrpe chooses."""
+    for word in extra_flags:
+        name = word[2:].partition("=")[0].replace("-", "_")
+        # docs/performance.md measures the CPU with --fp16 and --bf16.
+        if word.startswith("--") and name not in ("fp16", "bf16"):
+            check_own_flag(name, f"--{name.replace('_', '-')}")
+    for name in configured:
+        check_own_flag(name, f"train.{name}")
+
+
+def check_own_flag(name: str, shown: str) -> None:
+    if name in OWN_FLAGS:
         raise UserError(
-            f"{named[name]} cannot be set, because lrpe chooses its value: omit it, or use METHOD, updates=, "
+            f"{shown} cannot be set, because lrpe chooses its value: omit it, or use METHOD, updates=, "
             "batch., starts_from=, --seeds, --cpu, --gpus, --precision or --results, if one has its effect"
         )
 
@@ -169,5 +212,9 @@ def free_port() -> int:
 
 
 def visible_gpus() -> list[str]:
-    named, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(gpus_here())
-    return named.split(",")[:count] if named and count else [str(i) for i in range(count)]
+    """Returns the GPUs of this machine as CUDA_VISIBLE_DEVICES names them."""
+    count = len(gpus_here())
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names and count:
+        return names.split(",")[:count]
+    return [str(index) for index in range(count)]

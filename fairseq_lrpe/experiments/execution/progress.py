@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.run_directory import is_locked
 from fairseq_lrpe.experiments.execution.run_files import entry_updates, read_log, speed_unit
 from fairseq_lrpe.experiments.execution.run_log import Log
@@ -20,22 +21,44 @@ MAX_SECONDS = timedelta.max.total_seconds()
 METRICS = ("loss", "ppl", "accuracy")  # the metrics of training batches in fairseq's log
 
 
+def say(job: Job, text: str) -> None:
+    """Prints a line about a run, unless it is executed in a thread beside others."""
+    if job.stop is None:
+        print(text, flush=True)
+
+
 def describe(entries: list[dict], updates: int, log: Path) -> str:
-    inner = next((entry for entry in reversed(entries) if entry["kind"] == "train_inner"), {})
+    """Returns how far a training is, given its log entries and its number of updates."""
     completed = entry_updates(entries[-1]) if entries else 0
+    inner = _last_inner(entries)
     parts = [f"{completed:,} of {updates:,} updates"]
-    parts += [f"{name} {inner[name]}" for name in METRICS if name in inner]
-    speed, batch = inner.get("wps", 0), inner.get("wpb", math.nan)
+    for name in METRICS:
+        if name in inner:
+            parts.append(f"{name} {inner[name]}")
+    speed = inner.get("wps", 0)
     if speed > 0:
-        parts += [f"{speed:,.0f} {speed_unit(inner)}/s"]
-        seconds = (updates - completed) * batch / speed
+        parts.append(f"{speed:,.0f} {speed_unit(inner)}/s")
+        seconds = (updates - completed) * inner.get("wpb", math.nan) / speed
         if abs(seconds) < MAX_SECONDS:  # also if it is not NaN
-            parts += [f"{timedelta(seconds=round(seconds))} left"]
-    return ", ".join([*parts, f"log {display_path(log)}"])
+            parts.append(f"{timedelta(seconds=round(seconds))} left")
+    parts.append(f"log {display_path(log)}")
+    return ", ".join(parts)
 
 
-def describe_job(job) -> str:
-    active = next((trial for trial in job.trials() if is_locked(trial.folder)), job)
+def _last_inner(entries):
+    for entry in reversed(entries):
+        if entry["kind"] == "train_inner":
+            return entry
+    return {}
+
+
+def describe_job(job: Job) -> str:
+    """Returns how far a run is, or the trial that is being executed for it."""
+    active = job
+    for trial in job.trials():
+        if is_locked(trial.folder):
+            active = trial
+            break
     return f"{active.run}: {describe_folder(active.folder, active.updates)}"
 
 
@@ -47,7 +70,7 @@ def describe_folder(folder: Path, updates: int) -> str:
 
 
 @contextmanager
-def show_training(job, log: Log) -> Iterator:
+def show_training(job: Job, log: Log) -> Iterator:
     """Yields a function that records a line of fairseq's output in the log and shows the progress.
 
     On a terminal, a single line is updated. Otherwise, a line is printed at the start and once a minute. Each
@@ -58,7 +81,8 @@ def show_training(job, log: Log) -> Iterator:
         yield log.record
         return
     console = Console(highlight=False, markup=False)  # the status is wrapped, printed lines are not
-    metric, last = job.kind.validation_metric(job), -math.inf
+    metric = job.kind.validation_metric(job.cfg)
+    last = -math.inf
 
     with console.status("") as status:
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.utils.errors import UserError
 
 PROCESSES = re.compile(r"training on (\d+) devices \(GPUs/TPUs\)")
@@ -16,12 +17,13 @@ class ReportedBatch:
     Otherwise the run would be recorded under settings that it does not have.
 
     Args:
-        job: The ``Job`` that is trained.
+        job: The run that is trained.
         parse: Returns the metrics in a line of fairseq's log, or None.
     """
 
-    def __init__(self, job, parse: Callable[[str], dict | None]):
-        self.batch, self.parse = job.cfg.batch, parse
+    def __init__(self, job: Job, parse: Callable[[str], dict | None]):
+        self.batch = job.cfg.batch
+        self.parse = parse
         self.processes = max(job.gpus, 1) * job.nodes
         self.last_entry = None
 
@@ -35,17 +37,23 @@ class ReportedBatch:
         return check_and_pass_on
 
     def check(self, line: str) -> None:
-        if found := PROCESSES.search(line):
-            self._compare("processes", int(found[1]), self.processes)
-        elif found := LIMITS.search(line):
-            unit = self.batch.unit
-            limits = {"tokens": found[1], "sequences": found[2]}
-            other = "sequences" if unit == "tokens" else "tokens"
-            self._compare(f"{unit} per process", limits[unit], str(self.batch.per_gpu))
-            self._compare(f"{other} per process", limits[other], "None")
-        elif (entry := self.parse(line)) and entry["kind"] == "train_inner":
-            self._check_entry(entry)
-            self.last_entry = entry
+        processes = PROCESSES.search(line)
+        limits = LIMITS.search(line)
+        if processes:
+            self._compare("processes", int(processes[1]), self.processes)
+        elif limits:
+            self._check_limits(tokens=limits[1], sequences=limits[2])
+        else:
+            entry = self.parse(line)
+            if entry and entry["kind"] == "train_inner":
+                self._check_entry(entry)
+                self.last_entry = entry
+
+    def _check_limits(self, **limits):
+        unit = self.batch.unit
+        other = "sequences" if unit == "tokens" else "tokens"
+        self._compare(f"{unit} per process", limits[unit], str(self.batch.per_gpu))
+        self._compare(f"{other} per process", limits[other], "None")
 
     def _check_entry(self, entry):
         """Checks the mean batch of the updates since the last entry.
@@ -69,9 +77,9 @@ class ReportedBatch:
         if not least - ROUNDING <= entry["bsz"] <= total + ROUNDING:
             self._compare("sequences per update", entry["bsz"], total)
 
-    def _compare(self, what, found, expected):
-        if found != expected:
-            wrong = f"fairseq-train reports {found} {what} instead of {expected}, so the run was stopped"
+    def _compare(self, what, reported, expected):
+        if reported != expected:
+            wrong = f"fairseq-train reports {reported} {what} instead of {expected}, so the run was stopped"
             remedy = "omit flags after -- that change the processes or the batch, and remove the run's folder"
             raise UserError(f"{wrong}: {remedy}")
 

@@ -14,12 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from fairseq_lrpe.experiments.definition.experiment import foreign_encoding, is_non_identifying
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.execution.run_files import (
-    read_evaluation,
-    read_settings,
-)
+from fairseq_lrpe.experiments.definition.setting_names import foreign_encoding
+from fairseq_lrpe.experiments.execution.run_files import read_settings
+from fairseq_lrpe.experiments.execution.setting_differences import setting_differences
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file
 from fairseq_lrpe.utils.subprocesses import threads_in
@@ -30,10 +28,17 @@ LAST = "checkpoint_last.pt"
 def installed_versions() -> dict[str, str | None]:
     import torch  # this import takes seconds
 
-    packages = {"fairseq": "fairseq-fixed", "fairseq_lrpe": "fairseq-lrpe"}
-    found = {name: [*importlib.metadata.distributions(name=package)] for name, package in packages.items()}
-    versions = {name: installed[0].version if installed else None for name, installed in found.items()}
-    return {"python": platform.python_version(), "torch": str(torch.__version__), **versions}
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "fairseq": _installed_version("fairseq-fixed"),
+        "fairseq_lrpe": _installed_version("fairseq-lrpe"),
+    }
+
+
+def _installed_version(package):
+    distribution = next(iter(importlib.metadata.distributions(name=package)), None)
+    return distribution.version if distribution else None
 
 
 def processor(environment: Mapping[str, str], processes: int = 1) -> dict[str, str | int]:
@@ -44,10 +49,12 @@ def processor(environment: Mapping[str, str], processes: int = 1) -> dict[str, s
     import torch  # this import takes seconds
 
     info = Path("/proc/cpuinfo")
-    match = re.search(r"^model name\s*: (.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
-    # torchrun gives each of several processes one thread.
-    threads = threads_in(environment) or (torch.get_num_threads() if processes == 1 else 1)
+    text = info.read_text() if info.exists() else ""
+    match = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     name = match[1] if match else platform.machine()
+    threads = threads_in(environment)
+    if threads is None:  # torchrun gives each of several processes one thread
+        threads = torch.get_num_threads() if processes == 1 else 1
     instructions = torch.backends.cpu.get_cpu_capability()
     return {"name": name, "instructions": instructions, "threads": threads}
 
@@ -97,10 +104,10 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
 
 def is_locked(folder: Path) -> bool:
     """Returns whether a process holds the lock; False if the lock cannot be read, or cannot exist."""
-    path, unknown = folder / "lock", (FileNotFoundError, PermissionError, LocksUnsupported)
+    path = folder / "lock"
     if not path.is_file():  # opening a named pipe would wait for a writer
         return False
-    with suppress(*unknown), path.open() as lock:
+    with suppress(FileNotFoundError, PermissionError, LocksUnsupported), path.open() as lock:
         return not _try_lock(lock, fcntl.LOCK_SH)
     return False
 
@@ -141,61 +148,69 @@ def check_settings(folder: Path, settings: dict) -> None:
     if not before:
         wrong = f"{folder} contains a trained or evaluated model, but no settings (run.json)"
         raise UserError(f"{wrong}: remove the folder")
-    if found := Run.of(settings).other_run(before):
-        wrong = f"contains a copy of the run with {found} (run.json)"
+    other = Run.of(settings).other_run(before)
+    if other:
+        wrong = f"contains a copy of the run with {other} (run.json)"
         raise UserError(f"{folder} {wrong}: use another --results, or remove the folder")
-    configs = [of_method(config, settings["method"]) for config in (before["config"], settings["config"])]
-    different = setting_differences(*configs)
-    for name in ("flags", "precision"):
-        different += setting_differences(before[name], settings[name], name)
-    different += data_differences(before["data"], settings["data"])
-    starts = [x["starts_from"] or {"path": None, "sha256": ""} for x in (before, settings)]
-    if starts[0]["sha256"] != starts[1]["sha256"]:
-        texts = [start["path"] and f"{start['path']} (SHA-256 {start['sha256'][:8]}…)" for start in starts]
-        different.append(f"starts_from was {texts[0]}, now {texts[1]}")
-    if _chooses(before) != _chooses(settings):
-        choice = (
-            "chose among trials, but this command does not",
-            "did not choose among trials, as this command",
-        )
-        different.append(f"it {choice[not _chooses(before)]}")
-    if different:
+    differences = run_differences(before, settings)
+    if differences:
         raise UserError(
-            f"{folder} contains a run with other settings ({'; '.join(different)}): use those settings, "
+            f"{folder} contains a run with other settings ({'; '.join(differences)}): use those settings, "
             "use another --results, or remove the folder"
         )
 
 
+def run_differences(before: dict, now: dict) -> list[str]:
+    """Returns how the contents of two run.json differ in what identifies the result of a run."""
+    method = now["method"]
+    differences = setting_differences(of_method(before["config"], method), of_method(now["config"], method))
+    for name in ("flags", "precision"):
+        differences += setting_differences(before[name], now[name], name)
+    differences += data_differences(before["data"], now["data"])
+    if _start_digest(before) != _start_digest(now):
+        differences.append(f"starts_from was {_start_text(before)}, now {_start_text(now)}")
+    if _chooses(before) and not _chooses(now):
+        differences.append("it chose among trials, but this command does not")
+    if _chooses(now) and not _chooses(before):
+        differences.append("it did not choose among trials, as this command")
+    return differences
+
+
 def data_differences(before: dict[str, int], now: dict[str, int]) -> list[str]:
     """Returns the files that have other sizes now; files for evaluations may be added."""
-    return [
-        f"data.{name} was {before.get(name)} bytes, now {now.get(name)}"
-        for name in dict.fromkeys([*before, *now])
-        if before.get(name) != now.get(name) and ("train" in name or (name in before and name in now))
-    ]
+    differences = []
+    for name in dict.fromkeys([*before, *now]):
+        is_compared = "train" in name or (name in before and name in now)
+        if is_compared and before.get(name) != now.get(name):
+            differences.append(f"data.{name} was {before.get(name)} bytes, now {now.get(name)}")
+    return differences
+
+
+def _start_digest(settings):
+    start = settings["starts_from"]
+    return start["sha256"] if start else ""
+
+
+def _start_text(settings):
+    start = settings["starts_from"]
+    if not start or not start["path"]:
+        return None
+    return f"{start['path']} (SHA-256 {start['sha256'][:8]}…)"
 
 
 def _chooses(settings: dict) -> bool:
-    choose, method = settings["config"]["choose"], settings["method"]
-    return any(key not in settings["changes"] and not foreign_encoding(key, method) for key in choose)
+    """Returns whether the run chooses among trials, and is not a trial itself."""
+    for key in settings["config"]["choose"]:
+        if key not in settings["changes"] and not foreign_encoding(key, settings["method"]):
+            return True
+    return False
 
 
 def of_method(config: dict, method: str) -> dict:
     """Returns the settings of an experiment without the flags of other methods."""
     flags = config.get("by_method", {})
-    return {**config, "by_method": {name: of for name, of in flags.items() if name == method}}
-
-
-def setting_differences(before: object, after: object, key: str = "") -> list[str]:
-    """Returns the differences of settings as "key was x, now y"; NON_IDENTIFYING ones are ignored."""
-    if not (isinstance(before, dict) and isinstance(after, dict)):
-        return [] if before == after else [f"{key} was {before}, now {after}"]
-    found = []
-    for name in dict.fromkeys([*before, *after]):
-        full = f"{key}.{name}".lstrip(".")
-        if not is_non_identifying(full):
-            found += setting_differences(before.get(name), after.get(name), full)
-    return found
+    own_flags = {method: flags[method]} if method in flags else {}
+    return {**config, "by_method": own_flags}
 
 
 def completed_updates(checkpoints: Path) -> int:
@@ -222,14 +237,11 @@ def repair_checkpoints(checkpoints: Path) -> None:
     """
     from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable  # imports torch, which takes seconds
 
-    newest, last = newest_readable(checkpoints), checkpoints / LAST
+    newest = newest_readable(checkpoints)
+    last = checkpoints / LAST
     for path in (checkpoints / "checkpoint_best.pt", last):
         if newest is None:
             path.unlink(missing_ok=True)
         elif (path.exists() or path == last) and checkpoint_updates(path) is None:
             with atomic_file(path) as part:
                 shutil.copyfile(newest, part)
-
-
-def evaluated_checkpoint(folder: Path, name: str) -> Path:
-    return folder / read_evaluation(folder).get("checkpoint", f"checkpoints/{name}")

@@ -59,6 +59,18 @@ def read_evaluation(folder: Path) -> dict:
     return _read_object(path, Evaluation, "restore or remove it") if path.exists() else {}
 
 
+def evaluated_checkpoint(folder: Path, name: str) -> Path:
+    """Returns the checkpoint that is evaluated: the one called ``name``, or that of the chosen trial."""
+    return folder / read_evaluation(folder).get("checkpoint", f"checkpoints/{name}")
+
+
+def record_evaluation(folder: Path, name: str, measured: dict) -> None:
+    """Writes the settings and metrics of an evaluation to evaluation.json."""
+    record = read_evaluation(folder)
+    evaluations = {**record.get("evaluations", {}), name: measured}
+    write_json(folder / "evaluation.json", {**record, "evaluations": evaluations})
+
+
 def read_log(folder: Path) -> Iterator[dict]:
     """Yields the entries of log.jsonl, if it exists; an incomplete last line is ignored."""
     path = folder / "log.jsonl"

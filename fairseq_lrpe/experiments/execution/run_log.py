@@ -28,22 +28,31 @@ class Log:
     pattern = re.compile(r"\| (train_inner|valid|train) \| (\{.*\})$")
 
     def __init__(self, folder: Path, name: str = "train.log", completed: int = 0):
-        self.path, self.jsonl = folder / name, folder / "log.jsonl"
+        self.path = folder / name
+        self.jsonl = folder / "log.jsonl"
+        entries = list(read_log(folder))
         logs = [path for path in folder.glob("train*.log") if path.is_file()]  # each node has a log
         logs.sort(key=lambda path: path.stat().st_mtime)
-        lines = [line for path in logs for line in path.read_text("utf-8", "replace").splitlines()]
-        found = [*read_log(folder), *filter(None, map(self.parse, lines))]
-        self.entries = in_order(entry for entry in found if entry_updates(entry) <= completed)
+        for path in logs:
+            for line in path.read_text("utf-8", "replace").splitlines():
+                entry = self.parse(line)
+                if entry:
+                    entries.append(entry)
+        self.entries = in_order(entry for entry in entries if entry_updates(entry) <= completed)
 
     def parse(self, line: str) -> dict | None:
-        if not (match := self.pattern.search(line)):
+        """Returns the entry in a line of fairseq's log, or None."""
+        match = self.pattern.search(line)
+        if not match:
             return None
         with suppress(ValueError):
             values = {key: to_number(value) for key, value in from_json(match[2]).items()}
             return checked_entry({"kind": match[1], **values})
 
     def record(self, line: str) -> dict | None:
-        if entry := self.parse(line):
+        """Adds the entry in a line of fairseq's log, if it has one, to the entries and to log.jsonl."""
+        entry = self.parse(line)
+        if entry:
             self.entries.append(entry)
             with named_write_errors(self.jsonl), self.jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
@@ -51,10 +60,11 @@ class Log:
 
     def restore(self, checkpoints: Path, updates: int) -> None:
         """Writes log.jsonl; adds an entry without metrics for an epoch that was saved, but not logged."""
-        if self.entries and (completed := completed_updates(checkpoints)):
+        completed = completed_updates(checkpoints) if self.entries else 0
+        if completed:
             epochs = read_checkpoint(checkpoints / LAST, "")["extra_state"]["train_iterator"]
             is_end = epochs["iterations_in_epoch"] == 0
-            logged = {one["train_num_updates"] for one in self.entries if one["kind"] == "train"}
+            logged = [entry["train_num_updates"] for entry in self.entries if entry["kind"] == "train"]
             if (is_end or completed >= updates) and completed not in logged:
                 entry = {"kind": "train", "epoch": epochs["epoch"] - is_end, "train_num_updates": completed}
                 self.entries = in_order([*self.entries, entry])
@@ -63,16 +73,21 @@ class Log:
 
 def in_order(entries: Iterable[dict]) -> list[dict]:
     """Sorts entries as fairseq logs them, and keeps the last of each kind and number of updates."""
-    found = {(entry_updates(entry), ORDER.index(entry["kind"])): entry for entry in entries}
-    return [found[key] for key in sorted(found)]
+    last = {}
+    for entry in entries:
+        last[entry_updates(entry), ORDER.index(entry["kind"])] = entry
+    return [last[place] for place in sorted(last)]
 
 
 def training_speed(folder: Path) -> dict[str, float]:
     """Returns the median logged speed, such as {"tokens_per_second": 9000.0}; {} if none was logged."""
-    measured = [entry for entry in read_log(folder) if entry.get("wps")]
-    if not measured:
-        return {}
-    return {f"{speed_unit(measured[0])}_per_second": statistics.median(x["wps"] for x in measured)}
+    speeds = []
+    units = []
+    for entry in read_log(folder):
+        if entry.get("wps"):
+            speeds.append(entry["wps"])
+            units.append(speed_unit(entry))
+    return {f"{units[0]}_per_second": statistics.median(speeds)} if speeds else {}
 
 
 def to_number(value: object) -> object:

@@ -125,16 +125,23 @@ class Ending(Content):
     reason: LineText
 
 
-METRICS = dict.fromkeys(metric for kind in KINDS.values() for metric in kind.metrics)
+METRICS: dict[str, None] = {}
+CURVES: dict[str, None] = {}
+for kind in KINDS.values():
+    METRICS |= dict.fromkeys(kind.metrics)
+    if kind.curve:
+        CURVES[kind.curve.key] = None
 SPEEDS = ("tokens_per_second", "rows_per_second")
+MEASUREMENTS = dict.fromkeys((*METRICS, *SPEEDS), (Number, math.nan))
+for metric in METRICS:
+    MEASUREMENTS[f"{metric}_signature"] = (str, "")
 Measured = create_model(
     "Measured",
     __base__=Content,
     settings=(dict[str, Any], {}),
     length=(Count, 0),
     tokens=(Count, 0),
-    **{metric: (Number, math.nan) for metric in (*METRICS, *SPEEDS)},
-    **{f"{metric}_signature": (str, "") for metric in METRICS},
+    **MEASUREMENTS,
 )
 """The settings and metrics of an evaluation."""
 
@@ -171,9 +178,12 @@ class RecordedSettings(Content):
     seconds: float | None = None
 
 
-CURVES = dict.fromkeys(kind.curve.key for kind in KINDS.values() if kind.curve)
-UPDATES = {"train_inner": "num_updates", "valid": "valid_num_updates", "train": "train_num_updates"}
-UPDATES |= {"tried": "num_updates"}
+UPDATES = {
+    "train_inner": "num_updates",
+    "valid": "valid_num_updates",
+    "train": "train_num_updates",
+    "tried": "num_updates",
+}
 """{kind of a log entry: key of its number of updates}; fairseq logs the kinds in this order."""
 
 
@@ -185,14 +195,12 @@ class LogValues(Content):
 
     @model_validator(mode="after")
     def check_updates(self) -> "LogValues":
-        if (key := UPDATES[self.kind]) not in self.model_fields_set:
+        key = UPDATES[self.kind]
+        if key not in self.model_fields_set:
             raise UserError(f"the key {key} is missing")
         return self
 
 
-LogEntry = create_model(
-    "LogEntry",
-    __base__=LogValues,
-    **{key: (float, math.nan) for key in ("train_train_wall", "wps", "wpb", "bsz", *CURVES)},
-)
+LOGGED = dict.fromkeys(("train_train_wall", "wps", "wpb", "bsz", *CURVES), (float, math.nan))
+LogEntry = create_model("LogEntry", __base__=LogValues, **LOGGED)
 """An entry of log.jsonl."""

@@ -12,6 +12,7 @@ import submitit
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import check_control_characters
 
+FOLDER = "slurm"  # in a run's folder, with submitit's files
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")  # which cluster, and its access
 FILTERS = ("SQUEUE_", "SCANCEL_")  # variables that hide jobs from squeue and scancel
 UNWRITABLE = re.compile(r"%\w\w%")  # SLURM 22.05 fails to unescape such parts of the paths of logs
@@ -32,9 +33,9 @@ def clean_environment() -> Iterator[None]:
 
 
 def check_programs(*names: str) -> None:
-    if missing := [name for name in names if shutil.which(name) is None]:
-        remedy = "run this command on a login node of a SLURM cluster"
-        raise UserError(f"{missing[0]} was not found: {remedy}")
+    for name in names:
+        if shutil.which(name) is None:
+            raise UserError(f"{name} was not found: run this command on a login node of a SLURM cluster")
 
 
 def check_option(key: str, value: object) -> None:

@@ -14,9 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import progress
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import update_freq, visible_gpus
 from fairseq_lrpe.experiments.execution.run_directory import InUse
-from fairseq_lrpe.experiments.execution.runner import Job, check_finished, data_sizes, execute_run
+from fairseq_lrpe.experiments.execution.run_settings import data_sizes
+from fairseq_lrpe.experiments.execution.runner import check, check_finished, check_start, execute_run
+from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.subprocesses import CommandFailed, available_cores
 
@@ -28,7 +31,9 @@ def share_of_machine(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
 
     An existing OMP_NUM_THREADS takes precedence, since many threads are slow on cores with other work.
     """
-    if share := visible_gpus()[slot * (gpus or 0) : (slot + 1) * (gpus or 0)]:
+    count = gpus or 0
+    share = visible_gpus()[slot * count : (slot + 1) * count]
+    if share:
         return {"CUDA_VISIBLE_DEVICES": ",".join(share)}
     cores = max(1, available_cores() // jobs)
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(cores)}
@@ -43,34 +48,47 @@ def jobs_with_data(
     with other data or settings. Raises a UserError if no run can start, or if a batch cannot be divided among
     the GPUs.
     """
-    ready, messages = {}, {}
+    ready = {}
+    messages = []
     for run, job in planned.items():
         update_freq(job.cfg.batch, gpus or 0, nodes)
-        try:
-            if not planned.keys() & job.experiment.needs(run):
-                job.check_start()
-            data_sizes(job.kind, job.cfg)
-        except UserError as error:
-            messages[f"{run.experiment} is skipped: {error}"] = None
-            continue
-        try:
-            if job.state in ("finished", "damaged"):
-                check_finished(job)
+        message = obstacle(job, planned)
+        if message is None:
             ready[run] = job
-        except UserError as error:
-            messages[f"{run}: {error}"] = None
+        elif message not in messages:  # one for all runs of an experiment
+            messages.append(message)
     if not ready:
         raise UserError("; ".join(messages))
-    return ready, list(messages)
+    return ready, messages
+
+
+def obstacle(job: Job, planned: dict[Run, Job]) -> str | None:
+    """Returns why a job cannot start, or None if it can; runs that it needs may be ``planned``."""
+    run = job.run
+    try:
+        if not planned.keys() & job.experiment.needs(run):
+            check_start(job)
+        data_sizes(job.kind, job.cfg)
+    except UserError as error:
+        return f"{run.experiment} is skipped: {error}"
+    try:
+        if job.state in (State.FINISHED, State.DAMAGED):
+            check_finished(job)
+    except UserError as error:
+        return f"{run}: {error}"
+    return None
 
 
 def execute_or_wait(job: Job) -> str | None:
     """Executes a run, or waits while another process does; returns the message of its error, or None."""
     try:
-        job.check()
-        while (state := job.state) != "finished" and not job.stop.is_set():
+        check(job)
+        while not job.stop.is_set():
+            state = job.state
+            if state == State.FINISHED:
+                break
             with suppress(InUse):  # another process may lock it after its state was read
-                if state != "in use":
+                if state != State.RUNNING:
                     execute_run(job)
                     break
             job.stop.wait(POLL_SECONDS)
@@ -93,12 +111,16 @@ class Scheduler:
     """
 
     def __init__(self, jobs: dict[Run, Job], count: int, gpus: int | None):
-        self.jobs, self.count, self.gpus, self.slots = jobs, count, gpus, list(range(count))
-        runs = [run for run, job in jobs.items() if job.state != "finished"]
+        self.jobs = jobs
+        self.count = count
+        self.gpus = gpus
+        self.slots = list(range(count))  # the free shares of the machine
+        runs = [run for run, job in jobs.items() if job.state != State.FINISHED]
         self.priority = {run: number for number, run in enumerate(runs)}
         self.needs = {run: self.priority.keys() & jobs[run].experiment.needs(run) for run in runs}
         self.order = TopologicalSorter(self.needs)
-        self.ready, self.errors = [], []
+        self.ready: list[Run] = []
+        self.errors: list[str] = []
         self.running: dict[Future, tuple[Run, int]] = {}
         self.failed: dict[Run, Run] = {}  # {run that failed or was not started: the run that failed}
         self.stop = threading.Event()
@@ -108,6 +130,7 @@ class Scheduler:
         self.bar = self.display.add_task("", total=len(jobs), completed=len(jobs) - len(runs))
 
     def execute_all(self) -> list[str]:
+        """Executes the runs and returns the messages of those that failed."""
         self.order.prepare()
         if self.order.is_active():
             # Threads would import it at the same time, which its circular imports do not support.
@@ -119,33 +142,42 @@ class Scheduler:
                     self.ready = sorted([*self.ready, *self.order.get_ready()], key=self.priority.get)
                     while self.ready and self.slots:
                         self.start(pool)
-                    for future in wait(self.running, POLL_SECONDS, FIRST_COMPLETED).done:
-                        run, slot = self.running.pop(future)
-                        self.slots.append(slot)
-                        self.finish(run, future.result(), run)
+                    self.finish_ended()
                     if time.monotonic() - reported >= progress.REPORT_INTERVAL:
                         reported = time.monotonic()
-                        for run, _ in self.running.values():
-                            self.say(progress.describe_job(self.jobs[run]))
+                        self.report()
             finally:
                 self.stop.set()
         return self.errors
 
+    def finish_ended(self) -> None:
+        """Waits for the end of runs for ``POLL_SECONDS`` at most."""
+        for future in wait(self.running, POLL_SECONDS, FIRST_COMPLETED).done:
+            run, slot = self.running.pop(future)
+            self.slots.append(slot)
+            self.finish(run, future.result(), run)
+
+    def report(self) -> None:
+        for run, _ in self.running.values():
+            self.say(progress.describe_job(self.jobs[run]))
+
     def start(self, pool: ThreadPoolExecutor) -> None:
         """Starts a ready run, preferably one not in use, or fails it if a run that it needs has failed."""
-        free = next((run for run in self.ready if self.jobs[run].state != "in use"), None)
-        run = free or self.ready[0]
+        free = [run for run in self.ready if self.jobs[run].state != State.RUNNING]
+        run = free[0] if free else self.ready[0]
         self.ready.remove(run)
-        if causes := [self.failed[other] for other in self.needs[run] if other in self.failed]:
+        causes = [self.failed[needed] for needed in self.needs[run] if needed in self.failed]
+        if causes:
             self.finish(run, f"not started: {causes[0]} failed", causes[0])
             return
         self.say(f"started  {run}" if free else f"waiting  {run}: in use by another process")
         slot = self.slots.pop(0)
         share = share_of_machine(slot, self.count, self.gpus)
         job = replace(self.jobs[run], environment=share, stop=self.stop)
-        self.running[pool.submit(execute_or_wait, job)] = run, slot
+        self.running[pool.submit(execute_or_wait, job)] = (run, slot)
 
     def finish(self, run: Run, error: str | None, cause: Run) -> None:
+        """Shows that a run has ended; ``cause`` is the run because of which it failed."""
         if error is None:
             self.say(f"finished {run}")
         else:
@@ -154,5 +186,5 @@ class Scheduler:
             self.say(f"FAILED   {run}: {error.splitlines()[-1]}")
         self.order.done(run)
         self.display.advance(self.bar)
-        running = ", ".join(str(one) for one, _ in self.running.values())
+        running = ", ".join(str(other) for other, _ in self.running.values())
         self.display.update(self.bar, description=running)

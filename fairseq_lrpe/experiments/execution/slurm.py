@@ -8,46 +8,45 @@ import io
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 
 import submitit
-from rich.table import Table
-from rich.text import Text
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from fairseq_lrpe.experiments.definition.experiment import read_yaml
 from fairseq_lrpe.experiments.definition.run import Run, as_value
 from fairseq_lrpe.experiments.execution import scheduler
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
-from fairseq_lrpe.experiments.execution.runner import Job, execute_run
+from fairseq_lrpe.experiments.execution.runner import check, execute_run
 from fairseq_lrpe.experiments.execution.sbatch import (
+    FOLDER,
     Executor,
     check_folder,
     check_option,
     check_programs,
     clean_environment,
 )
-from fairseq_lrpe.utils.cli import exit_on_error, min_int, print_wide, resumable
+from fairseq_lrpe.experiments.execution.slurm_queue import ended_status, print_status, queue
+from fairseq_lrpe.experiments.execution.state import State
+from fairseq_lrpe.utils.cli import exit_on_error, min_int, resumable
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, check_control_characters, file_exists, output_folder
 
-FOLDER = "slurm"  # in a run's folder, with submitit's files
 DEFAULTS = {"time": "24:00:00", "signal": "USR2@120", "requeue": True, "kill-on-invalid-dep": "yes"}
 """Options of sbatch that configs/cluster.yaml and --slurm override. ``signal`` precedes the time limit."""
 PYTHON = sys.executable  # the interpreter of the jobs, which the nodes have, too
 CPUS_PER_GPU = 4  # for reading data
 MAX_REQUEUES = 1000  # after time limits, before submitit gives up
-RETRIES, POLL_SECONDS = 60, 5  # slurmctld may restart
+POLL_SECONDS = 5
 LOCK_TIMEOUT = 600  # seconds for another command that submits runs to the same results folder
 
 
@@ -81,36 +80,64 @@ def run_on_cluster(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
         return []
     check_programs("sbatch", "srun", "squeue", "scancel")
     if args.cancel:
-        if numbers := [number for number, _ in queue(jobs).values()]:
-            with clean_environment():
-                subprocess.run(["scancel", *numbers])
-        print(f"{len(numbers)} jobs cancelled")
+        cancel(jobs)
         return []
-    # Without --gpus and --cpu, the precision depends on the GPUs of the node.
-    precision = args.precision or ("fp32" if args.cpu else "fp16" if args.gpus else None)
-    jobs = {run: replace(job, precision=precision) for run, job in jobs.items()}
     if "%" in str(args.results):
         raise UserError(f"SLURM replaces % in the path {args.results}: use a results folder without it")
+    precision = requested_precision(args)
+    jobs = {run: replace(job, precision=precision) for run, job in jobs.items()}
     with output_folder(args.results):
-        jobs, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
-        for message in errors:
-            print(message, file=sys.stderr)
-        submitted, waiting = submit(jobs, args)
-        later = f"; {waiting} more wait: use --wait, or run the same command again" if waiting else ""
-        print(f"{len(submitted)} jobs submitted, {len(queue(jobs))} in the queue{later}", flush=True)
-        if args.wait:
-            wait(jobs, args, submitted, waiting)
-            ended = {run: ended_state(job)[1] for run, job in jobs.items()}
-            errors += [f"{run}: {state}" for run, state in ended.items() if state != "finished"]
+        return submit_all(args, jobs)
+
+
+def requested_precision(args: Namespace) -> str | None:
+    """Returns the precision of training; without --gpus and --cpu, it depends on the GPUs of the node."""
+    if args.precision:
+        return args.precision
+    if args.cpu:
+        return "fp32"
+    return "fp16" if args.gpus else None
+
+
+def cancel(jobs: dict[Run, Job]) -> None:
+    numbers = [status.number for status in queue(jobs).values()]
+    if numbers:
+        with clean_environment():
+            subprocess.run(["scancel", *numbers])
+    print(f"{len(numbers)} jobs cancelled")
+
+
+def submit_all(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
+    """Submits the runs that can start and, with --wait, waits for their end; returns error messages."""
+    ready, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
+    for message in errors:
+        print(message, file=sys.stderr)
+    submitted, waiting = submit(ready, args)
+    later = f"; {waiting} more wait: use --wait, or run the same command again" if waiting else ""
+    print(f"{len(submitted)} jobs submitted, {len(queue(ready))} in the queue{later}", flush=True)
+    if args.wait:
+        wait(ready, args, submitted, waiting)
+        for run, job in ready.items():
+            status = ended_status(job)
+            if status.state != State.FINISHED:
+                errors.append(f"{run}: {status.text}")
     return errors
 
 
 def wait(jobs: dict[Run, Job], args: Namespace, tried: set[Run], waiting: int) -> None:
+    """Waits until no job is queued, and submits those of ``waiting`` runs when they can start.
+
+    Args:
+        jobs: all runs.
+        args: the arguments of the command.
+        tried: the runs that have been submitted, which fail if they end unfinished.
+        waiting: the number of runs that are not submitted yet.
+    """
     with resumable("the submitted jobs continue; --status shows them, and --cancel cancels them"):
         while waiting or queue(jobs):
             time.sleep(POLL_SECONDS)
             queued = queue(jobs).keys()
-            failed = {run for run in tried - queued if jobs[run].state != "finished"}
+            failed = {run for run in tried - queued if jobs[run].state != State.FINISHED}
             submitted, waiting = submit(jobs, args, failed)
             tried |= submitted | queued
 
@@ -123,38 +150,50 @@ class SlurmRun(submitit.helpers.Checkpointable):
     args: Namespace
 
     def __call__(self) -> None:
-        requeue, args = signal.getsignal(signal.SIGUSR2), Namespace(**vars(self.args))
-        if args.nodes > 1:  # each job has its own port, because two jobs may share the first node
-            port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
-            args.rendezvous = f"{os.environ['SLURM_LAUNCH_NODE_IPADDR']}:{port}"
+        requeue = signal.getsignal(signal.SIGUSR2)
         try:
             with exit_on_error("train"):
-                job = replace(self.job, **choose_machine(args))
-                job.check()
+                job = replace(self.job, **choose_machine(self.args_on_node()))
+                check(job)
                 execute_run(job)
         except SystemExit as end:
             if end.code == 128 + signal.SIGUSR2:  # the training has saved a checkpoint
                 requeue(signal.SIGUSR2, None)
             raise
 
+    def args_on_node(self) -> Namespace:
+        args = Namespace(**vars(self.args))
+        if args.nodes > 1:  # each job has its own port, because two jobs may share the first node
+            port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
+            args.rendezvous = f"{os.environ['SLURM_LAUNCH_NODE_IPADDR']}:{port}"
+        return args
 
-def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
-    """Returns sbatch's options: defaults, overridden by configs/cluster.yaml, then ``given`` and ``gpus``."""
+
+def sbatch_options(words: Iterable[str], gpus: int | None) -> dict[str, object]:
+    """Returns sbatch's options: defaults, overridden by configs/cluster.yaml, then ``words`` and ``gpus``."""
     path = REPOSITORY / "configs/cluster.yaml"
-    found = {**DEFAULTS, **(read_yaml(path) if file_exists(path) else {})}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise UserError(f"--slurm {text}: must be KEY=VALUE, such as partition=gpu")
-        found[key] = as_value(value) if value in ("true", "false") else value
-    found = {str(key).replace("_", "-"): value for key, value in found.items()}
-    for key, value in found.items():
+    configured = read_yaml(path) if file_exists(path) else {}
+    options = {}
+    for key, value in {**DEFAULTS, **configured, **requested_options(words)}.items():
+        key = str(key).replace("_", "-")
         check_option(key, value)
+        options[key] = value
     if gpus:
-        found["gpus-per-node"] = gpus
-    if not any(key.startswith("cpus-per") for key in found):
-        found["cpus-per-task"] = max(1, CPUS_PER_GPU * (gpus or 0))
-    return {key: value for key, value in found.items() if value is not False}
+        options["gpus-per-node"] = gpus
+    if not any(key.startswith("cpus-per") for key in options):
+        options["cpus-per-task"] = max(1, CPUS_PER_GPU * (gpus or 0))
+    return {key: value for key, value in options.items() if value is not False}
+
+
+def requested_options(words: Iterable[str]) -> dict[str, object]:
+    """Returns {option of sbatch: value} of the values of --slurm."""
+    options = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (key and equals):
+            raise UserError(f"--slurm {word}: must be KEY=VALUE, such as partition=gpu")
+        options[key] = as_value(value) if value in ("true", "false") else value
+    return options
 
 
 def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) -> tuple[set[Run], int]:
@@ -163,22 +202,26 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
     Runs in ``failed`` and those that need them are not submitted. Returns the submitted runs, and how many
     wait for others or, with --jobs, for a shorter queue.
     """
-    submitted, waiting, failed = set(), 0, set(failed)
+    submitted = set()
+    waiting = 0
+    failed = set(failed)
     with locked(args.results, LOCK_TIMEOUT):
-        queued = {run: number for run, (number, _) in queue(jobs).items()}
-        for run, number in queued.items():
+        numbers = {run: status.number for run, status in queue(jobs).items()}
+        for run, number in numbers.items():
             complete_submission(jobs[run], number)
         for run, job in jobs.items():
-            if run in queued or run in failed or job.state in ("finished", "in use"):
+            if run in numbers or run in failed or job.state in (State.FINISHED, State.RUNNING):
                 continue
-            needs = [other for other in job.experiment.needs(run) if other in jobs]
-            missing = {other for other in needs if other not in queued and jobs[other].state != "finished"}
-            if missing & failed:
+            needs = [needed for needed in job.experiment.needs(run) if needed in jobs]
+            queued = [needed for needed in needs if needed in numbers]
+            missing = [x for x in needs if x not in numbers and jobs[x].state != State.FINISHED]
+            is_full = len(numbers) >= (args.jobs or len(jobs))
+            if not failed.isdisjoint(missing):
                 failed.add(run)
-            elif missing or len(queued) >= (args.jobs or len(jobs)):
+            elif missing or is_full:
                 waiting += 1
             else:
-                queued[run] = submit_job(job, args, [queued[other] for other in needs if other in queued])
+                numbers[run] = submit_job(job, args, [numbers[needed] for needed in queued])
                 submitted.add(run)
     return submitted, waiting
 
@@ -186,7 +229,9 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
 def complete_submission(job: Job, number: str) -> None:
     """Gives submitit's file of the job ``number`` its final name, if submitit was killed before."""
     path = job.folder / FOLDER / f"{number}_submitted.pkl"
-    for unnamed in path.parent.glob("*.pkl") if not path.exists() else ():
+    if path.exists():
+        return
+    for unnamed in path.parent.glob("*.pkl"):
         if "_" not in unnamed.name:  # the name is then not that of an earlier job
             unnamed.rename(path)
 
@@ -209,54 +254,3 @@ def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
     except (FailedJobError, FailedSubmissionError) as error:
         lines = re.findall(r"sbatch: (?:error: )?(.+)", str(error)) or str(error).splitlines()[-1:]
         raise UserError(f"sbatch failed for {job.run}: {lines[-1]}") from None
-
-
-def squeue() -> list[str]:
-    command = ["squeue", f"--user={os.getuid()}", "--noheader", "--format=%i|%T|%N|%r|%k"]
-    for _ in range(RETRIES):
-        with clean_environment():
-            done = subprocess.run(command, capture_output=True, text=True)
-        if not done.returncode:
-            return done.stdout.splitlines()
-        time.sleep(POLL_SECONDS)
-    raise UserError(f"squeue failed: {done.stderr.strip()}")
-
-
-def queue(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
-    """Returns {run: (id, state)} of the unfinished runs with a pending or running job."""
-    real = os.path.realpath  # another command may have used another path of the results folder
-    runs, found = {real(job.folder): run for run, job in jobs.items()}, {}
-    for line in squeue():
-        number, state, node, reason, comment = line.split("|", 4)
-        if (run := runs.get(real(comment))) and jobs[run].state != "finished":
-            state = f"queued ({reason})" if state == "PENDING" else f"{state.lower()} on {node}"
-            found[run] = number, state
-    return found
-
-
-def ended_state(job: Job) -> tuple[str, str]:
-    """Returns (job id, state) of a run that is not queued; if it failed, with the last line of its log."""
-    folder, state = job.folder / FOLDER, job.state
-    number = max((int(path.name.split("_")[0]) for path in folder.glob("*_submitted.pkl")), default="-")
-    if state in ("finished", "in use"):
-        return str(number), "running" if state == "in use" else state
-    if state == "damaged":
-        return str(number), f"failed: {job.folder / 'evaluation.json'} is damaged: restore or remove it"
-    state = "not submitted" if number == "-" else "failed: cancelled before it started"
-    logs = [*job.folder.glob("*.log"), *folder.glob(f"{number}_*_log.*")]
-    for path in sorted(logs, key=lambda path: path.stat().st_mtime):
-        for line in path.read_text("utf-8", "replace").splitlines():
-            if line.strip() and not line.startswith(("srun: ", "submitit ")):
-                state = f"failed: {line} ({path})"
-    return str(number), state
-
-
-def print_status(jobs: dict[Run, Job]) -> None:
-    queued = queue(jobs) if shutil.which("squeue") else {}
-    listing, counts = Table("run", "job", "state"), Counter()
-    for run, job in jobs.items():
-        number, state = queued.get(run) or ended_state(job)
-        listing.add_row(str(run), number, Text(state, "red" if state.startswith("failed") else ""))
-        counts[state.split(":")[0].split(" (")[0].split(" on ")[0]] += 1
-    print_wide(listing)
-    print(", ".join(f"{count} {state}" for state, count in counts.items()))

@@ -22,7 +22,8 @@ def trained_weights(run: Path) -> Tensor:
     heads and layers (see :func:`relative_weights`).
     """
     checkpoint, _ = find(run, ["language_modeling"])
-    trained, weights = load_model(checkpoint, cpu=True), []
+    trained = load_model(checkpoint, cpu=True)
+    weights = []
     # fairseq logs the number of examples.
     logging.getLogger("fairseq.data.data_utils").setLevel(logging.WARNING)
     trained.task.load_dataset("test")

@@ -51,7 +51,10 @@ class Classifier(TrainedModel):
         """
         if isinstance(inputs, str | Path):
             raise UserError("expected a list of texts or images, not a single one: put it into a list")
-        return [x for rows in batched(map(self.row, inputs)) for x in self.predict(rows)]
+        predictions = []
+        for rows in batched(map(self.row, inputs)):
+            predictions += self.predict(rows)
+        return predictions
 
     @torch.no_grad()
     def predict(self, rows: list) -> list[Prediction]:
@@ -77,15 +80,16 @@ class Classifier(TrainedModel):
         for path in layout.files_of_split(self.data, split):
             check_regular(path)
         self.task.load_dataset(split)
-        dataset, rows = self.task.dataset(split), {}
+        dataset = self.task.dataset(split)
+        rows = {}
         batches = self.task.get_batch_iterator(dataset, max_sentences=BATCH_SIZE)
         for sample in batches.next_epoch_itr(shuffle=False):
-            found = self.predictions(self.logits(sample["net_input"]))
-            targets = [None] * len(found)
+            predictions = self.predictions(self.logits(sample["net_input"]))
+            targets = [None] * len(predictions)
             if "target" in sample:
                 targets = map(self.label, sample["target"].view(-1).tolist())
-            for i, prediction, target in zip(sample["id"].tolist(), found, targets, strict=True):
-                rows[i] = prediction.label, target
+            for i, prediction, target in zip(sample["id"].tolist(), predictions, targets, strict=True):
+                rows[i] = (prediction.label, target)
         return [rows[i] for i in range(len(dataset))]
 
 
@@ -94,16 +98,20 @@ class TextClassifier(Classifier):
 
     def __init__(self, *args):
         super().__init__(*args)
-        dictionary, self.pixels = self.task.dictionary, "pixels" in self.task.about
-        self.encode = None if self.pixels else classified_text.encoder(dictionary.symbols)
+        self.pixels = "pixels" in self.task.about
+        self.encode = None if self.pixels else classified_text.encoder(self.task.dictionary.symbols)
 
     def row(self, value):
-        dictionary, about = self.task.dictionary, self.task.about
+        dictionary = self.task.dictionary
+        about = self.task.about
         if self.pixels:
             pixels = gray_pixels(open_image(value, "L"), *about["shape"]).astype(int)
             return self.task.inputs([torch.from_numpy(pixels) + dictionary.nspecial])
-        tokens = [[*map(dictionary.index, self.encode(x))] for x in texts(value, about["inputs"])]
-        return self.task.inputs([torch.tensor(row, dtype=torch.long) for row in tokens])
+        inputs = []
+        for text in texts(value, about["inputs"]):
+            tokens = list(map(dictionary.index, self.encode(text)))
+            inputs.append(torch.tensor(tokens, dtype=torch.long))
+        return self.task.inputs(inputs)
 
     def batch(self, rows):
         return self.task.net_input(rows)
@@ -119,13 +127,16 @@ class SentenceClassifier(Classifier):
         self.count = len([*self.data.glob("input[01]")])
 
     def row(self, value):
-        cfg, parts, dictionary = self.task.cfg, [], self.task.source_dictionary
-        starts = (cfg.init_token, cfg.separator_token)
-        for first, text in zip(starts, texts(value, self.count), strict=False):
+        cfg = self.task.cfg
+        dictionary = self.task.source_dictionary
+        parts = []
+        for start, text in zip((cfg.init_token, cfg.separator_token), texts(value, self.count), strict=False):
             line = self.codec.encode(text)
-            parts += [] if first is None else [torch.tensor([first])]
+            if start is not None:
+                parts.append(torch.tensor([start]))
             parts.append(dictionary.encode_line(line, add_if_not_exist=False).long())
-        tokens, limit = torch.cat(parts), self.task.max_positions()
+        tokens = torch.cat(parts)
+        limit = self.task.max_positions()
         if len(tokens) > limit and str(cfg.shorten_method) != "truncate":
             raise UserError(f"a text has {len(tokens)} tokens, and the model accepts {limit}: shorten it")
         return tokens[:limit]
@@ -164,11 +175,11 @@ class ImageClassifier(Classifier):
 
 def texts(value: str | Sequence[str], count: int) -> list[str]:
     """Returns the texts of an input; raises UserError if their number is not ``count``."""
-    found = [value] if isinstance(value, str) else [*value]
-    if len(found) != count:
+    given = [value] if isinstance(value, str) else list(value)
+    if len(given) != count:
         expected = "single texts" if count == 1 else "pairs (text, second text)"
-        raise UserError(f"the model classifies {expected}, not {len(found)} texts at a time")
-    return found
+        raise UserError(f"the model classifies {expected}, not {len(given)} texts at a time")
+    return given
 
 
 def batched(values: Iterable) -> Iterator[list]:
@@ -201,9 +212,15 @@ def classify_files(model: Classifier, files: Iterable[Path]) -> Iterator[tuple[P
 
 def tsv(rows: list[tuple]) -> str:
     """Returns the index, prediction and target (if all are known) of each row in GLUE's format."""
-    count = 1 if any(target is None for _, target in rows) else 2
-    lines = [["index", "prediction", "target"][: 1 + count]]
-    for i, row in enumerate(rows):
-        labels = [x if isinstance(x, str) else f"{x:.6f}" for x in row[:count]]
-        lines.append([str(i), *labels])
-    return "".join("\t".join(line) + "\n" for line in lines)
+    has_targets = all(target is not None for _, target in rows)
+    lines = ["index\tprediction\ttarget" if has_targets else "index\tprediction"]
+    for i, (prediction, target) in enumerate(rows):
+        words = [str(i), _label_text(prediction)]
+        if has_targets:
+            words.append(_label_text(target))
+        lines.append("\t".join(words))
+    return "\n".join(lines) + "\n"
+
+
+def _label_text(label):
+    return label if isinstance(label, str) else f"{label:.6f}"

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from pydantic import RootModel
 
-from fairseq_lrpe.experiments.definition.kinds.synthetic_lm import SyntheticEvaluation, own_sizes
+from fairseq_lrpe.experiments.definition.kinds.synthetic_lm import SyntheticEvaluation, changed_sizes
 from fairseq_lrpe.experiments.definition.schema import validate
 from fairseq_lrpe.experiments.inference.load import find, load_model
 from fairseq_lrpe.tasks.answer_problems import AnswerProblem
@@ -36,7 +36,8 @@ PROBLEMS = 128
 """Number of problems of addition and index, as in the RoPER paper; all models get the same problems."""
 SEQUENCES = 512
 """Number of evaluated sequences of up to 1,024 tokens, for problems in which only answers are predicted."""
-LEAST_SEQUENCES, TOKENS = 128, 2**19
+LEAST_SEQUENCES = 128
+TOKENS = 2**19
 """Longer sequences are fewer: as many as have ``TOKENS`` tokens in all, but at least ``LEAST_SEQUENCES``."""
 BATCH_TOKENS = 2**13
 
@@ -49,22 +50,26 @@ def complete(model, questions: list[torch.Tensor], length: int, end: int) -> lis
     are random. A question and its answer have at most ``length`` tokens together.
     """
     device = next(model.parameters()).device
-    lengths = torch.tensor([len(question) for question in questions], device=device)
+    lengths = torch.tensor(list(map(len, questions)), device=device)
     tokens = torch.full((len(questions), length), end, device=device)
     for row, question in zip(tokens, questions, strict=True):
         row[: len(question)] = question
-    ended, state = torch.zeros_like(lengths, dtype=torch.bool), {}
-    if getattr(model.decoder, "randomized_positions", 0):  # they depend on the length
-        state = None
+    ended = torch.zeros_like(lengths, dtype=torch.bool)
+    # Random positions depend on the length.
+    state = None if getattr(model.decoder, "randomized_positions", 0) else {}
     for position in range(1, length):
         logits = model.decoder(tokens[:, :position], incremental_state=state)[0]
-        predicted, is_answer = logits[:, -1].argmax(-1), lengths <= position
+        predicted = logits[:, -1].argmax(-1)
+        is_answer = lengths <= position
         tokens[:, position] = torch.where(is_answer, predicted, tokens[:, position])
         ended |= is_answer & (predicted == end)
         if ended.all():
             break
-    answers = [row[n:].tolist() for row, n in zip(tokens, lengths.tolist(), strict=True)]
-    return [answer[: answer.index(end) + 1] if end in answer else answer for answer in answers]
+    answers = []
+    for row, question_length in zip(tokens, lengths.tolist(), strict=True):
+        answer = row[question_length:].tolist()
+        answers.append(answer[: answer.index(end) + 1] if end in answer else answer)
+    return answers
 
 
 @torch.no_grad()
@@ -86,52 +91,81 @@ def answer_metrics(model, task, split: str = "test") -> dict[str, float]:
     All answer tokens of a sequence are correct with teacher forcing if and only if they are when generated.
     If answers are at one place of a text, ``quarter_n`` is ``exact`` for places in its n-th quarter.
     """
-    device, pad = next(model.parameters()).device, task.dictionary.pad()
+    device = next(model.parameters()).device
     task.load_dataset(split)
-    data, length = task.dataset(split), task.cfg.tokens_per_sample
+    data = task.dataset(split)
+    length = task.cfg.tokens_per_sample
     count = min(len(data), SEQUENCES, max(LEAST_SEQUENCES, TOKENS // length))
     size = max(1, BATCH_TOKENS // length)
-    losses, correct, exact, quarters = [], [], [], []
+    losses = []  # of each answer token
+    correct = []  # of each answer token
+    exact = []  # of each sequence
+    quarters = []  # of each sequence
     for start in range(0, count, size):
         samples = [data[i] for i in range(start, min(start + size, count))]
         batch = data.collater(samples)
-        quarters += [task.problem.quarter(tokens - task.dictionary.nspecial) for _, (tokens, _) in samples]
         target = batch["target"].to(device)
-        scores, is_answer = model(batch["net_input"]["src_tokens"].to(device))[0].float(), target.ne(pad)
+        is_answer = target.ne(task.dictionary.pad())
+        scores = model(batch["net_input"]["src_tokens"].to(device))[0].float()
         losses.append(F.cross_entropy(scores[is_answer], target[is_answer], reduction="none"))
         is_right = scores.argmax(-1).eq(target)
         correct.append(is_right[is_answer])
         exact.append((is_right | ~is_answer).all(-1))
-    losses, correct, exact = (torch.cat(parts).double().cpu() for parts in (losses, correct, exact))
-    rates = {"accuracy": correct, "exact": exact}
-    rates |= {f"quarter_{n}": exact[[q == n for q in quarters]] for n in (1, 2, 3, 4) if n in quarters}
-    return {"nats": losses.mean().item(), **{name: 100 * rate.mean().item() for name, rate in rates.items()}}
+        for _, (tokens, _) in samples:
+            quarters.append(task.problem.quarter(tokens - task.dictionary.nspecial))
+    is_exact = torch.cat(exact)
+    metrics = {
+        "nats": _mean(torch.cat(losses)),
+        "accuracy": 100 * _mean(torch.cat(correct)),
+        "exact": 100 * _mean(is_exact),
+    }
+    for number in (1, 2, 3, 4):
+        if number in quarters:
+            is_inside = torch.tensor([quarter == number for quarter in quarters], device=device)
+            metrics[f"quarter_{number}"] = 100 * _mean(is_exact[is_inside])
+    return metrics
+
+
+def _mean(values):
+    return values.double().cpu().mean().item()
 
 
 def evaluate(model, task, split: str = "test") -> dict:
+    """Returns {"measured": {metric: value}} of a model on its problem, and further results to be written."""
     torch.manual_seed(1)  # some encodings, such as SPE, draw random numbers
-    problem, length = task.problem, task.cfg.tokens_per_sample
-    if isinstance(problem, AnswerProblem):
+    if isinstance(task.problem, AnswerProblem):
         return {"measured": answer_metrics(model, task, split)}
-    if not hasattr(problem, "problem"):
-        task.load_dataset(split)
-        data = task.dataset(split)
-        losses = [problem.least_loss(data.text(i)) for i in range(len(data))]
-        return {"measured": {"floor": fmean(losses)}}
-    pairs = [problem.problem(Random(f"problems {index}")) for index in range(PROBLEMS)]
-    questions, answers = ([task.encode(pair[part]) for pair in pairs] for part in (0, 1))
-    completed = complete(model, questions, length, task.encode("#").item())
-    rows = [
-        {"question": question, "right": answer, "given": task.decode(tokens)}
-        for (question, answer), tokens in zip(pairs, completed, strict=True)
-    ]
-    results = [[row[part].rpartition("==")[2] for part in ("right", "given")] for row in rows]
-    measured = {
-        "correct": sum(right == given for right, given in results),
-        "problems": PROBLEMS,
-        "accuracy": accuracy(model, questions, answers),
-    }
+    if hasattr(task.problem, "problem"):
+        return evaluate_results(model, task)
+    task.load_dataset(split)
+    data = task.dataset(split)
+    losses = [task.problem.least_loss(data.text(i)) for i in range(len(data))]
+    return {"measured": {"floor": fmean(losses)}}
+
+
+def evaluate_results(model, task) -> dict:
+    """Evaluates the results that a model generates for addition or index."""
+    pairs = [task.problem.problem(Random(f"problems {index}")) for index in range(PROBLEMS)]
+    questions = []
+    answers = []
+    for question, answer in pairs:
+        questions.append(task.encode(question))
+        answers.append(task.encode(answer))
+    completed = complete(model, questions, task.cfg.tokens_per_sample, task.encode("#").item())
+    rows = []
+    correct = 0
+    for (question, answer), tokens in zip(pairs, completed, strict=True):
+        generated = task.decode(tokens)
+        rows.append({"question": question, "right": answer, "given": generated})
+        correct += _result(answer) == _result(generated)
+    accuracy_of_tokens = accuracy(model, questions, answers)
+    measured = {"correct": correct, "problems": PROBLEMS, "accuracy": accuracy_of_tokens}
     return {"measured": measured, "answers": rows}
+
+
+def _result(answer):
+    """Returns the result of an answer, which follows its steps."""
+    return answer.rpartition("==")[2]
 
 
 def read_json(text: str) -> object:
@@ -154,6 +188,6 @@ def main(arguments: list[str] | None = None) -> None:
         checkpoint, _ = find(args.checkpoint, ["synthetic_lm"])
         trained = load_model(checkpoint, cpu=args.cpu)
         for name, settings in evaluations.items():
-            task = type(trained.task)(OmegaConf.merge(trained.task.cfg, own_sizes(settings)))
-            found = evaluate(trained.model, task, settings["split"])
-            write_atomic(args.out / f"problems-{name}.json", json.dumps(found, indent=1) + "\n")
+            task = type(trained.task)(OmegaConf.merge(trained.task.cfg, changed_sizes(settings)))
+            results = evaluate(trained.model, task, settings["split"])
+            write_atomic(args.out / f"problems-{name}.json", json.dumps(results, indent=1) + "\n")

@@ -24,26 +24,33 @@ class Generator(TrainedModel):
 
         The hypothesis for a blank line is blank. ``flags`` are further flags of fairseq-generate.
         """
-        task, model, found = self.task, self.model, [""] * len(lines)
-        numbers = [i for i, line in enumerate(lines) if line]
+        task = self.task
+        model = self.model
+        best_texts = [""] * len(lines)
+        numbers = []  # of the lines that are not blank
+        texts = []
+        for number, line in enumerate(lines):
+            if line:
+                numbers.append(number)
+                texts.append(line)
         if not numbers:
-            return found
-        texts = [lines[i] for i in numbers]
+            return best_texts
         tokens, lengths = task.get_interactive_tokens_and_lengths(texts, lambda text: text)
         limit, _ = utils.resolve_max_positions(task.max_positions(), model.max_positions())
         for i, length in zip(numbers, lengths, strict=True):
             if length > limit:
-                problem = f"line {i + 1} has {length} tokens"
-                raise UserError(f"{problem}, and the model accepts at most {limit}: shorten it")
+                wrong = f"line {i + 1} has {length} tokens"
+                raise UserError(f"{wrong}, and the model accepts at most {limit}: shorten it")
         dataset = task.build_dataset_for_inference(tokens, lengths)
         batches = task.get_batch_iterator(dataset, max_sentences=BATCH_SIZE)
         generator = task.build_generator([model], Namespace(beam=beam, **flags))
         for batch in batches.next_epoch_itr(shuffle=False):
             inputs = utils.apply_to_sample(lambda x: x.to(self.device), batch["net_input"])
             hypotheses = task.inference_step(generator, [model], {"net_input": inputs})
+            # The hypotheses of a line are sorted by their scores.
             for i, [best, *_] in zip(batch["id"].tolist(), hypotheses, strict=True):
-                found[numbers[i]] = task.target_dictionary.string(best["tokens"])
-        return found
+                best_texts[numbers[i]] = task.target_dictionary.string(best["tokens"])
+        return best_texts
 
 
 class Translator(Generator):
@@ -55,9 +62,9 @@ class Translator(Generator):
 
     def translate(self, texts: list[str], beam: int = BEAM) -> list[str]:
         """Returns the translations of raw sentences; blank sentences stay blank."""
-        source, target = self.task.cfg.source_lang, self.task.cfg.target_lang
-        found = self.search([self.codec.encode(source, text) for text in texts], beam)
-        return [self.codec.decode(target, line) for line in found]
+        cfg = self.task.cfg
+        lines = [self.codec.encode(cfg.source_lang, text) for text in texts]
+        return [self.codec.decode(cfg.target_lang, line) for line in self.search(lines, beam)]
 
 
 class QuestionGenerator(Generator):
@@ -65,8 +72,8 @@ class QuestionGenerator(Generator):
 
     def source(self, context: str, answer: str) -> word_pieces.Source:
         """Returns the tokens of a text and an answer; a long text is truncated around the answer."""
-        facts = word_pieces.read_preparation(self.data)
-        limits = facts["longest"], facts["longest_answer"]
+        preparation = word_pieces.read_preparation(self.data)
+        limits = (preparation["longest"], preparation["longest_answer"])
         return self.task.pieces.source(answer.strip(), context, *limits)
 
     def ask(self, context: str, answer: str, beam: int = BEAM) -> str:
@@ -81,5 +88,5 @@ class QuestionGenerator(Generator):
         """Returns a question for each result of :meth:`source`."""
         # fairseq appends the final </s> itself.
         lines = [" ".join(source.tokens[:-1]) for source in sources]
-        found = self.search(lines, beam, **QUESTION_SEARCH)
-        return [self.task.pieces.text(line.split()) for line in found]
+        questions = self.search(lines, beam, **QUESTION_SEARCH)
+        return [self.task.pieces.text(line.split()) for line in questions]

@@ -17,9 +17,14 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE, TASKS
+from fairseq_lrpe.experiments.definition.choice import best_by_score
 from fairseq_lrpe.experiments.definition.run import is_seed
-from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint
-from fairseq_lrpe.experiments.execution.run_files import REMEDY, read_evaluation, read_settings
+from fairseq_lrpe.experiments.execution.run_files import (
+    REMEDY,
+    evaluated_checkpoint,
+    read_evaluation,
+    read_settings,
+)
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, output_folder
@@ -42,37 +47,58 @@ def submission_files(task: str) -> dict[str, str]:
 
 def finished_runs(folder: Path) -> Iterator[GlueRun]:
     """Yields a method's finished runs on GLUE tasks that still have a checkpoint, without trials."""
-    folders = (*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*")))
-    for path in filter(is_seed, folders):
-        record, settings = read_evaluation(path), read_settings(path, KEYS)
+    for path in [*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*"))]:
+        if not is_seed(path):
+            continue
+        record = read_evaluation(path)
+        settings = read_settings(path, KEYS)
         if "finished" not in record or settings.get("kind") not in ("glue", "classifier"):
             continue
-        config, is_glue = settings["config"], settings["kind"] == "glue"
-        if is_glue and not config.get("task"):
-            raise UserError(f"{path / 'run.json'} lacks the key config.task: {REMEDY}")
-        data = REPOSITORY / config["data"]
-        data = data / config["task"] / "bin" if is_glue else data
+        data, metric = data_and_metric(path, settings)
         task = data.parent.name  # of data/glue/RTE/bin
-        metric = "score" if is_glue else getattr(TASKS.get(task), "measure", None)
-        scores = [x[metric] for x in record.get("evaluations", {}).values() if metric in x]
-        checkpoint = evaluated_checkpoint(path, config["evaluate"]["checkpoint"])
+        scores = []
+        for measured in record.get("evaluations", {}).values():
+            if metric in measured:
+                scores.append(measured[metric])
+        checkpoint = evaluated_checkpoint(path, settings["config"]["evaluate"]["checkpoint"])
         if scores and checkpoint.exists():
-            score = -math.inf if math.isnan(scores[0]) else scores[0]
-            yield GlueRun(score, task, path, data, checkpoint)
+            yield GlueRun(scores[0], task, path, data, checkpoint)
+
+
+def data_and_metric(folder: Path, settings: dict) -> tuple[Path, str | None]:
+    """Returns the data folder of a run, and the metric that GLUE has for its task, or None."""
+    config = settings["config"]
+    data = REPOSITORY / config["data"]
+    if settings["kind"] == "classifier":
+        return data, getattr(TASKS.get(data.parent.name), "measure", None)
+    if not config.get("task"):
+        raise UserError(f"{folder / 'run.json'} lacks the key config.task: {REMEDY}")
+    return data / config["task"] / "bin", "score"
 
 
 def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
     """Returns {task: run} of the finished runs with the best scores on the development sets."""
-    best = {}
+    candidates = {}
     for folder in folders:
-        runs = [*finished_runs(folder)]
+        runs = list(finished_runs(folder))
         if not runs:
             remedy = "use a method's folder, e.g. results/glue/wikibook/linear_rope"
             raise UserError(f"{folder} has no finished runs of GLUE: {remedy}")
         for run in runs:
-            if run.task not in best or run.score > best[run.task].score:
-                best[run.task] = run
+            candidates.setdefault(run.task, []).append(run)
+    best = {}
+    for task, runs in candidates.items():
+        best[task] = runs[best_by_score([run.score for run in runs], "higher")]
     return best
+
+
+def missing_files(tasks: Iterable[str]) -> list[str]:
+    """Returns the files that GLUE's server requires besides those of ``tasks``."""
+    missing = []
+    for name in TASKS:
+        if name not in tasks:
+            missing += [f"{file}.tsv" for file in submission_files(name)]
+    return [*missing, "AX.tsv"]
 
 
 def submitted(prediction: str | float, task: str) -> str | float:
@@ -97,7 +123,9 @@ def write(runs: dict[str, GlueRun], out: Path, cpu: bool) -> None:
         for name in tqdm(sorted(runs), unit="task", disable=None):
             model = load.load_model(runs[name].checkpoint, data=runs[name].data, cpu=cpu)
             for file, split in submission_files(name).items():
-                rows = [(submitted(label, name), None) for label, _ in model.predict_split(split)]
+                rows = []
+                for label, _ in model.predict_split(split):
+                    rows.append((submitted(label, name), None))
                 archive.writestr(f"{file}.tsv", classify.tsv(rows), zipfile.ZIP_DEFLATED)
 
 
@@ -114,8 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
         write(runs, out, args.cpu)
     for name, run in runs.items():
         print(f"{name}: {TASKS[name].measure} {run.score:.2f} on the development set, {run.folder.name}")
-    required = [*(file for name in TASKS for file in submission_files(name)), "AX"]
-    written = {file for name in runs for file in submission_files(name)}
-    if missing := [f"{file}.tsv" for file in required if file not in written]:
+    missing = missing_files(runs)
+    if missing:
         print(f"GLUE's server also requires: {', '.join(missing)}")
     print(f"written: {out}")

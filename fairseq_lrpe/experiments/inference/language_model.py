@@ -23,7 +23,8 @@ class LineModel(TrainedModel):
 
     def encode_line(self, line: str, start: bool = True) -> Tensor:
         """Returns the tokens (n,) of a line, or of the rest of a line if not ``start``, without </s>."""
-        symbols, dictionary = self.codec.encode(line, start), self.task.source_dictionary
+        dictionary = self.task.source_dictionary
+        symbols = self.codec.encode(line, start)
         return dictionary.encode_line(symbols, append_eos=False, add_if_not_exist=False).long()
 
 
@@ -62,19 +63,22 @@ class LanguageModel(LineModel):
                 does not support.
         """
         sampling.check_options(length, temperature, top_k, top_p)
-        tokens, start = self.encode(prompt).to(self.device), not prompt or prompt.endswith("\n")
+        tokens = self.encode(prompt).to(self.device)
         choose = sampling.chooser(temperature, top_k, top_p, seed, self.device)
         pad = self.task.source_dictionary.pad()
         sampled = sampling.sample(self.model.decoder, tokens, length, choose, pad)
-        return self.codec.stream(self.symbols(sampled), start)
+        starts_line = not prompt or prompt.endswith("\n")
+        return self.codec.stream(self.symbols(sampled), starts_line)
 
     def encode(self, text: str) -> Tensor:
         """Returns the tokens (n,) of lines of text, after </s>, or <s> if the model was trained with it."""
         dictionary = self.task.source_dictionary
         end = torch.tensor([dictionary.eos()])
-        parts = [torch.tensor([dictionary.bos()]) if self.task.args.add_bos_token else end]
-        for number, line in enumerate(text.split("\n")):
-            parts += [*[end] * (number > 0), self.encode_line(line)]
+        first, *others = text.split("\n")
+        start = torch.tensor([dictionary.bos()]) if self.task.args.add_bos_token else end
+        parts = [start, self.encode_line(first)]
+        for line in others:
+            parts += [end, self.encode_line(line)]
         return torch.cat(parts)
 
     def symbols(self, tokens: Iterator[int]) -> Iterator[str]:
@@ -125,19 +129,22 @@ class MaskedLanguageModel(LineModel):
         """
         if text.count(MASK) != 1:
             raise UserError(f"the text has {text.count(MASK)} {MASK}: expected exactly one")
-        dictionary, limit = self.task.source_dictionary, self.model.max_positions()
+        dictionary = self.task.source_dictionary
         left, right = text.split(MASK)
-        before, after = self.encode_line(left), self.encode_line(right, start=False)
+        before = self.encode_line(left)
+        after = self.encode_line(right, start=False)
         mask = dictionary.index(MASK)
         begin, middle, end = torch.tensor([[dictionary.bos()], [mask], [dictionary.eos()]])
         tokens = torch.cat([begin, before, middle, after, end])
+        limit = self.model.max_positions()
         if len(tokens) > limit:
             raise UserError(f"the text has {len(tokens)} tokens: at most {limit} fit")
         tokens = tokens[None].to(self.device)
         [logits] = self.model(tokens, masked_tokens=tokens == mask)[0]
-        best, found = logits.softmax(-1).topk(min(top_k, len(logits))), []
+        best = logits.softmax(-1).topk(min(top_k, len(logits)))
+        replacements = []
         for probability, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             line = torch.cat([before, torch.tensor([token]), after])
-            text = self.codec.decode(" ".join(dictionary[i] for i in line))
-            found.append((text, probability, self.codec.decode(dictionary[token])))
-        return found
+            filled = self.codec.decode(" ".join(dictionary[i] for i in line))
+            replacements.append((filled, probability, self.codec.decode(dictionary[token])))
+        return replacements

@@ -12,8 +12,7 @@ import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.encodings.rotation import scale_rotations
-from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint
-from fairseq_lrpe.experiments.execution.run_files import read_settings
+from fairseq_lrpe.experiments.execution.run_files import evaluated_checkpoint, read_settings
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 from fairseq_lrpe.utils.errors import UserError, user_errors
@@ -43,7 +42,9 @@ class TrainedModel:
     """
 
     def __init__(self, model, task, data: Path | None):
-        self.model, self.task, self.data = model, task, data
+        self.model = model
+        self.task = task
+        self.data = data
 
     @property
     def device(self) -> torch.device:
@@ -82,36 +83,58 @@ def load_model(
             ``rope_scaling`` is invalid or not supported by the model.
     """
     checkpoint, settings = find(Path(run_or_checkpoint).absolute(), MODELS)
-    length = settings.get("tokens_per_sample")  # None for other models than language models
-    length = length and length + (settings.get("memory_length") or 0)
-    with user_errors():
-        scaling = rope_scaling and RopeScaling.parse(rope_scaling, original_length=length)
+    scaling = None
+    if rope_scaling:
+        with user_errors():
+            scaling = RopeScaling.parse(rope_scaling, original_length=_trained_length(settings))
     if data is None and settings.get("data"):
         data = REPOSITORY / utils.split_paths(settings["data"])[0]
     folder = None if data is None else Path(data).absolute()
-    if folder and not folder.is_dir():
+    if folder:
+        _check_data(folder, checkpoint)
+    model, task = _load_with_fairseq(checkpoint, folder)
+    if scaling:
+        _scale_rotations(model, scaling)
+    if torch.cuda.is_available() and not cpu:
+        model.cuda()
+    module, name = MODELS[settings["_name"]].split(".")
+    return getattr(import_module(f"{__package__}.{module}"), name)(model.eval(), task, folder)
+
+
+def _trained_length(settings):
+    """Returns the number of tokens of a block in training with its memory; None for other models."""
+    length = settings.get("tokens_per_sample")
+    if not length:
+        return length
+    return length + (settings.get("memory_length") or 0)
+
+
+def _check_data(folder, checkpoint):
+    if not folder.is_dir():
         command = prepare_command(display_path(folder))
         remedy = f"restore it, or run `{command}` again" if command else "restore it"
         raise UserError(f"the data folder {folder} of {checkpoint} does not exist: {remedy}")
-    if folder:
-        layout.check_dictionaries(folder)
+    layout.check_dictionaries(folder)
+
+
+def _load_with_fairseq(checkpoint, folder):
+    """Returns the model of a checkpoint and its task."""
     disabled = logging.root.manager.disable
     logging.disable(max(disabled, logging.INFO))  # fairseq logs the sizes of dictionaries
     try:
         overrides = {"data": str(folder)} if folder else None
         [model], _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
+        return model, task
     finally:
         logging.disable(disabled)
-    if scaling:
-        if any(getattr(module, "randomized_positions", 0) for module in model.modules()):
-            wrong = "does not support models trained with --randomized-positions"
-            raise UserError(f"rope_scaling {wrong}: omit it")
-        with user_errors():
-            scale_rotations(model, scaling)
-    if torch.cuda.is_available() and not cpu:
-        model.cuda()
-    module, name = MODELS[settings["_name"]].split(".")
-    return getattr(import_module(f"{__package__}.{module}"), name)(model.eval(), task, folder)
+
+
+def _scale_rotations(model, scaling):
+    if any(getattr(module, "randomized_positions", 0) for module in model.modules()):
+        wrong = "does not support models trained with --randomized-positions"
+        raise UserError(f"rope_scaling {wrong}: omit it")
+    with user_errors():
+        scale_rotations(model, scaling)
 
 
 def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
@@ -124,7 +147,8 @@ def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
             raise UserError(f"{path} is a folder without a run: pass a run's folder, {example}")
         checkpoint = evaluated_checkpoint(path, run["config"]["evaluate"]["checkpoint"])
     settings = read_checkpoint(checkpoint, "train it with `lrpe train`")["cfg"]["task"]
-    if (task := settings.get("_name")) not in tasks:
+    task = settings.get("_name")
+    if task not in tasks:
         expected = f"a model of {' or '.join(tasks)}"
         raise UserError(f"{checkpoint} was trained on the task {task}: expected {expected}")
     return checkpoint, settings

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from fairseq_lrpe.experiments.definition.cell import Cell
+from fairseq_lrpe.experiments.definition.choice import best_by_score
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.table import Cell, Table
+from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.differences import NO_DIFFERENCE, Differences
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 
@@ -37,17 +39,21 @@ def measuring_runs(cell: Cell, records: Mapping[Run, RunRecord]) -> list[Run]:
     """
     if not cell.trials:
         return cell.runs
-    sign = 1 if cell.kind.metrics[cell.score[1]] == "higher" else -1
     by_seed = list(zip(*cell.trials, strict=True))
-    scores = [
-        [records[run].value(*cell.score) if run in records else None for run in runs] for runs in by_seed
-    ]
+    scores = [_scores(cell, runs, records) for runs in by_seed]
     complete = [seed for seed in scores if None not in seed]
-    means = [sign * statistics.fmean(trial) for trial in zip(*complete, strict=True)] or [0.0]
-    best = max(range(len(means)), key=lambda i: -math.inf if math.isnan(means[i]) else means[i])
-    return [
-        runs[seed.index(None) if None in seed else best] for runs, seed in zip(by_seed, scores, strict=True)
-    ]
+    means = [statistics.fmean(trial) for trial in zip(*complete, strict=True)]
+    _, metric = cell.score
+    best = best_by_score(means, cell.kind.metrics[metric]) if means else 0
+    measuring = []
+    for runs, seed in zip(by_seed, scores, strict=True):
+        measuring.append(runs[seed.index(None) if None in seed else best])
+    return measuring
+
+
+def _scores(cell, runs, records):
+    """Returns the scores of runs by which the best trial of a cell is chosen, None for an unmeasured one."""
+    return [records[run].value(*cell.score) if run in records else None for run in runs]
 
 
 def measure(cell: Cell, records: Mapping[Run, RunRecord]) -> Measured:
@@ -63,8 +69,7 @@ def _combine(cell, parts):
     seeds = sorted(set.intersection(*(set(part.values) for part in parts)))
     values = {seed: [part.values[seed] for part in parts] for seed in seeds}
     if cell.is_best:
-        best = {"higher": max, "lower": min}[cell.better]
-        values = {seed: best((x for x in of if x == x), default=math.nan) for seed, of in values.items()}
+        values = {seed: of[best_by_score(of, cell.better)] for seed, of in values.items()}
     else:
         values = {seed: statistics.fmean(of) for seed, of in values.items()}
     return Measured(values, min(part.planned for part in parts))

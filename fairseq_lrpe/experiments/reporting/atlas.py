@@ -21,7 +21,8 @@ from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Context, encoding_options
-from fairseq_lrpe.experiments.definition.table import Row, Table, TableSpec, tables
+from fairseq_lrpe.experiments.definition.table import Table, TableSpec, tables
+from fairseq_lrpe.experiments.definition.table_settings import Row
 from fairseq_lrpe.experiments.reporting import blocks, encoding_kinds
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.answers import MEMORY, SPEED, answers, causal_only

@@ -2,7 +2,7 @@
 
 from fairseq_lrpe.encodings import ENCODINGS, InputsMixin
 from fairseq_lrpe.encodings.base import overrides
-from fairseq_lrpe.experiments.definition.table import Row
+from fairseq_lrpe.experiments.definition.table_settings import Row
 from fairseq_lrpe.methods import METHODS
 
 TOKEN_POSITIONS = "token positions"

@@ -6,7 +6,7 @@ import pandas as pd
 
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.run import as_text
-from fairseq_lrpe.experiments.definition.table import Paper, read_model
+from fairseq_lrpe.experiments.definition.table_settings import Paper, read_model
 from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.run_record import row_key

@@ -14,6 +14,7 @@ from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import endings
 from fairseq_lrpe.experiments.execution.run_directory import is_locked
 from fairseq_lrpe.experiments.execution.run_schema import SPEEDS
+from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.experiments.reporting.settings import compared, configured_settings, different_settings
 from fairseq_lrpe.methods import METHODS
 
@@ -65,23 +66,23 @@ class RunRecord:
         return attention, METHOD_ORDER.get(method, len(METHOD_ORDER)), method, changes
 
     @cached_property
-    def state(self) -> str:
-        """One of "finished", "running", "stopped", "failed", "damaged" and "other settings"."""
+    def state(self) -> State:
+        """FINISHED, RUNNING, STOPPED, FAILED, DAMAGED or OUTDATED."""
         if self.problem is not None:
-            return "other settings" if self.is_outdated else "damaged"
+            return State.OUTDATED if self.is_outdated else State.DAMAGED
         if is_locked(self.folder):
-            return "running"
+            return State.RUNNING
         if "finished" in self.evaluation and endings.has_ended(self.evaluation, self.reached, self.updates):
-            return "finished"
-        return "failed" if ERROR.match(self.last_log_line()[1]) else "stopped"
+            return State.FINISHED
+        return State.FAILED if ERROR.match(self.last_log_line()[1]) else State.STOPPED
 
     def describe_state(self) -> str:
         """Returns how far the run got, such as "stopped at 40 of 100", or why it cannot be read."""
         if self.problem is not None:
             return f"{self.state}: {self.problem}"
-        if self.state == "finished":
+        if self.state == State.FINISHED:
             return endings.describe(self.evaluation, self.updates)
-        if self.state == "running":
+        if self.state == State.RUNNING:
             return f"running {self.reached}/{self.updates}"
         if self.reached < self.updates:
             return f"stopped at {self.reached} of {self.updates}"

@@ -3,14 +3,16 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from fairseq_lrpe.experiments.definition.experiment import Experiment, is_non_identifying
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
+from fairseq_lrpe.experiments.definition.setting_names import is_non_identifying
+from fairseq_lrpe.experiments.execution.job import Job
+from fairseq_lrpe.experiments.execution.setting_differences import differences, flatten
 
 
 def machine(settings: dict) -> str:
@@ -32,15 +34,6 @@ def machine(settings: dict) -> str:
         devices = f"CPU ({', '.join(filter(None, parts))})"
     compiled = settings.get("compile") and f"compiled ({settings['compile']})"
     return " ".join(filter(None, (devices, settings.get("precision"), compiled)))
-
-
-def flatten(content: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yields (key, value) of nested dictionaries, such as ("config.train.lr", 0.001)."""
-    if isinstance(content, dict) and content:
-        for name, value in content.items():
-            yield from flatten(value, f"{key}.{name}".lstrip("."))
-    else:
-        yield key, content
 
 
 def flat_texts(content: dict) -> dict[str, str]:
@@ -85,7 +78,7 @@ def configured_settings(
         with suppress(ValueError):  # the experiment or a changed key does not exist any more
             job = Job(load(run.experiment), run, Path())
             if key not in settings:
-                evaluations = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
+                evaluations = {name: job.evaluation_settings(name) for name in job.kind.evaluations(job.cfg)}
                 settings[key] = job.config, evaluations
             config, evaluations = settings[key]
             found[run] = compared(config | {"starts_from": job.start_name}, run.method, evaluations)
@@ -101,7 +94,8 @@ def different_settings(before: dict[str, dict], now: dict[str, dict] | None) -> 
         return {"": ["it is not defined"]}
     found = {}
     for part, old in before.items():
-        new, prefix = now.get(part, {}), part and f"evaluations.{part}."
-        if differ := [key for key in {**old, **new} if old.get(key) != new.get(key)]:
-            found[part] = [f"{prefix}{key} was {old.get(key)}, now {new.get(key)}" for key in differ]
+        prefix = part and f"evaluations.{part}."
+        texts = differences(old, now.get(part, {}), prefix)
+        if texts:
+            found[part] = texts
     return found

@@ -10,8 +10,8 @@ from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.estimation import cost
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import train_command
-from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.methods import METHODS, canonical, check_method
 from fairseq_lrpe.utils.errors import UserError
 

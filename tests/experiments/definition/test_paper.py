@@ -6,7 +6,7 @@ from support.tiny import REPOSITORY
 
 from fairseq_lrpe.config import option_flag
 from fairseq_lrpe.encodings import ENCODINGS, encoding_options
-from fairseq_lrpe.experiments.definition.table import Paper, read_model
+from fairseq_lrpe.experiments.definition.table_settings import Paper, read_model
 from fairseq_lrpe.methods import METHODS
 
 

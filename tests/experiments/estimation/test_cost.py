@@ -17,7 +17,7 @@ from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.estimation import cost
 from fairseq_lrpe.experiments.estimation.corpora import Corpus
 from fairseq_lrpe.experiments.estimation.launches import Launches, update_seconds
-from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.ops import constants, rotation
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.subprocesses import as_flags

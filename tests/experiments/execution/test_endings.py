@@ -7,7 +7,7 @@ import pytest
 from support.tiny import SMALL_LM, job_of, output_of, read, run_here
 
 from fairseq_lrpe.cli import results, train
-from fairseq_lrpe.experiments.execution import endings, run_log, runner
+from fairseq_lrpe.experiments.execution import endings, run_log, training
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.run_files import write_json
 from fairseq_lrpe.experiments.reporting.records import read_runs
@@ -141,17 +141,17 @@ def test_another_node_has_rank_0(tmp_path, monkeypatch):
     earlier = job.folder / "train-earlier.log"
     earlier.write_text(f"{START}early stop since valid performance hasn't improved for last 3 runs\n{START}")
 
-    def train_on_two_nodes(job, command, log, on_line):
+    def train_on_two_nodes(command, log, on_line, **options):
         entry = json.dumps({"train_loss": "6.4", "train_num_updates": reached})
         with log.open("a") as own, log.with_name("train-node2.log").open("a") as other:
             own.write(f"{START}initialized host node1 as rank 1\n")
             other.write(f"{START}node2 | INFO | train | {entry}\n")
 
-    monkeypatch.setattr(runner.Job, "run_command", train_on_two_nodes)
+    monkeypatch.setattr(training, "run_command", train_on_two_nodes)
     with locked(job.folder) as job.lock:
         reached = 30
-        assert runner.run_training(job, ["torchrun"], run_log.Log(job.folder)) is None
+        assert training.train(job, ["torchrun"], run_log.Log(job.folder)) is None
         reached = 20
         message = r"stopped at 20 of 30 updates by an unknown cause, see .*node2\.log"
         with pytest.raises(UserError, match=message):
-            runner.run_training(job, ["torchrun"], run_log.Log(job.folder))
+            training.train(job, ["torchrun"], run_log.Log(job.folder))

@@ -9,7 +9,7 @@ from support.tiny import SMALL_LM, job_of, output_of, read
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.execution import extend_run, run_directory
 from fairseq_lrpe.experiments.execution.run_files import read_log
-from fairseq_lrpe.experiments.execution.runner import run_settings
+from fairseq_lrpe.experiments.execution.run_settings import run_settings
 
 SMALL = [*SMALL_LM, "train.warmup_updates=4", "train.validate_interval_updates=4"]
 SMALL += ["train.save_interval_updates=4", "train.log_interval=2", "evaluations.test=null"]

@@ -26,7 +26,7 @@ def shown(monkeypatch):
     """shown(folder): the output for three lines of fairseq's log."""
 
     def shown(folder, terminal=True):
-        job = SimpleNamespace(run="a/run", updates=1100, stop=None, kind=KINDS["lm"])
+        job = SimpleNamespace(run="a/run", updates=1100, stop=None, cfg=None, kind=KINDS["lm"])
         output = io.StringIO()
         options = {"file": output, "force_terminal": terminal, "width": 300, "color_system": None}
         monkeypatch.setenv("TERM", "xterm")

@@ -10,7 +10,7 @@ import pytest
 from support.tiny import BIN, REPOSITORY, SMALL_LM, job_of, run_here
 
 from fairseq_lrpe.cli import train
-from fairseq_lrpe.experiments.execution import runner
+from fairseq_lrpe.experiments.execution import training
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.reported_batch import ReportedBatch
 from fairseq_lrpe.experiments.execution.run_files import read_log
@@ -86,7 +86,7 @@ def test_run_with_another_batch_is_stopped(data_bin, tmp_path, monkeypatch):
     words = ["lm/mini", "rope", "--cpu", *changes, "--results", tmp_path]
     refused = run_here(train.main, *words, "--", "--max-sentences", "2")
     assert "--max-sentences cannot be set, because lrpe chooses its value" in refused.stderr
-    monkeypatch.setattr(runner, "train_command", lambda job: [*train_command(job), "--update-freq", "3"])
+    monkeypatch.setattr(training, "train_command", lambda job: [*train_command(job), "--update-freq", "3"])
     done = run_here(train.main, *words)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert "fairseq-train reports 12 sequences per update instead of 4, so the run was stopped" in done.stderr

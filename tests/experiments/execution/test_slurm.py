@@ -10,8 +10,9 @@ from support.slurm_cluster import slurm_cluster, wait_until
 from support.tiny import BIN, REPOSITORY, SMALL_LM, job_of, output_of, run_here
 
 from fairseq_lrpe.cli import table, train
-from fairseq_lrpe.experiments.execution import slurm
+from fairseq_lrpe.experiments.execution import slurm, slurm_queue
 from fairseq_lrpe.experiments.execution.run_files import read_log
+from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -33,6 +34,7 @@ def slurm_nodes():
 def environment(slurm_nodes, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", slurm_nodes.environment["SLURM_CONF"])
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.5)
+    monkeypatch.setattr(slurm_queue, "POLL_SECONDS", 0.5)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     # Jobs run in new processes, not in forks of this one.
     monkeypatch.setattr(slurm, "PYTHON", str(BIN / "python"))
@@ -248,8 +250,9 @@ def test_names_that_would_change_the_script_are_refused(
 def test_job_is_found_by_another_path_of_the_results(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(tmp_path)
     job, other = (job_of("lm/mini", "rope", results=x) for x in (tmp_path, tmp_path / "link"))
-    monkeypatch.setattr(slurm, "squeue", lambda: [f"7|RUNNING|node1|None|{other.folder}"])
-    assert slurm.queue({job.run: job}) == {job.run: ("7", "running on node1")}
+    monkeypatch.setattr(slurm_queue, "squeue", lambda: [f"7|RUNNING|node1|None|{other.folder}"])
+    status = slurm_queue.Status("7", State.RUNNING, "running on node1")
+    assert slurm_queue.queue({job.run: job}) == {job.run: status}
 
 
 def test_defaults_of_the_cluster(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.corpora import CORPORA, data_folder
 from fairseq_lrpe.encodings import Context
-from fairseq_lrpe.experiments.definition.kinds.transformer import parse_hypotheses
+from fairseq_lrpe.experiments.execution.evaluators.hypotheses import parse_hypotheses
 from fairseq_lrpe.experiments.inference.attention import BLOCKS, trained_weights
 from fairseq_lrpe.ops.position_index import random_position_index
 from fairseq_lrpe.ops.rope_scaling import RopeScaling

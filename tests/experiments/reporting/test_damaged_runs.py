@@ -14,9 +14,9 @@ from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.run import RECORDS
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.execution import endings, run_directory
+from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.progress import describe_folder
 from fairseq_lrpe.experiments.execution.run_log import Log, training_speed
-from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.inference import glue_submission, load
 from fairseq_lrpe.experiments.reporting import (
     aggregate,
@@ -142,7 +142,7 @@ def test_execution_of_damaged_runs_ends_in_one_line(mutants):
         "progress": lambda run: describe_folder(run, 400),
         "speed": training_speed,
         "ending": endings.logged_updates,
-        "evaluate": lambda run: evaluate.load_job(run, [8]),
+        "evaluate": lambda run: evaluate.load_evaluator(run, [8]),
         "checkpoint": lambda run: load.find(run, ()),
         "state": lambda run: Job(experiment, read_run(run, folder).run, folder).state,
     }

@@ -13,7 +13,9 @@ from support.tiny import write_configs, write_run
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results
-from fairseq_lrpe.experiments.definition.table import Cell, Row, Table
+from fairseq_lrpe.experiments.definition.cell import Cell
+from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.definition.table_settings import Row
 from fairseq_lrpe.experiments.reporting import aggregate, encoding_kinds, plots, renderers
 from fairseq_lrpe.experiments.reporting import tables as report
 
@@ -50,9 +52,19 @@ def choice(configs):
     """A table that chooses k of Shaw once for all seeds, of an experiment that chooses it for each seed."""
     rows = [{"row": m, "attention": "softmax", "method": m} for m in ("shaw", "xl")]
     column = {"experiment": "lm/choice", "evaluation": "valid"}
-    table = {"title": "A choice", "choose_once": True, "columns": {"a": column}, "rows": rows}
+    table = {"title": "A choice", "choose_by": "mean", "columns": {"a": column}, "rows": rows}
     choose = {"train.shaw_k": [2, 4, 8]}
     write_configs(configs, {"tables/choice": table, "lm/choice": {"defaults": "lm/big", "choose": choose}})
+
+
+@pytest.mark.parametrize("is_once, by", [(True, "mean"), (False, "seed")])
+def test_earlier_name_of_a_choice(is_once, by, choice, configs):
+    content = OmegaConf.to_container(OmegaConf.load(configs / "tables/choice.yaml"))
+    del content["choose_by"]
+    OmegaConf.save({**content, "choose_once": is_once}, configs / "tables/earlier.yaml")
+    OmegaConf.save({**content, "choose_by": by}, configs / "tables/choice.yaml")
+    assert Table("earlier").settings == Table("choice").settings
+    assert Table("earlier").runs() == Table("choice").runs()
 
 
 def write_trials(folder, measured):
@@ -307,6 +319,9 @@ def save_table(configs, columns, *more):
     ({"rows": [{**OWN, "method": "t5"}]}, "row Own: the method 't5' does not exist in linear attention"),
     ({"rows": [{**OWN, "changes": {"data": "x"}}]}, "data is not allowed in changes: set it"),
     ({"rows": [{**OWN, "row": "Base"}]}, "rows: linear Base is not unique"),
+    ({"choose_by": "median"}, "choose_by: input should be 'seed'"),
+    ({"choose_by": "mean", "choose_once": True}, "choose_once: is the earlier name of choose_by: omit it"),
+    ({"choose_once": 1}, "choose_once: expected true or false, not 1"),
     ({"rows_of": "some_table"}, "rows_of: unknown table 'some_table' (did you mean 'some_table9'?)"),
     ({"rows_of": "own"}, "rows_of: unknown table 'own'"),
     ({"rows_of": "other"}, "rows_of: other has the rows of another table"),

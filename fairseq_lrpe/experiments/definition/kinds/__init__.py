@@ -5,10 +5,9 @@ import pkgutil
 
 from fairseq_lrpe.experiments.definition.kinds.base import Kind
 
-KINDS: dict[str, Kind] = {
-    module.name: importlib.import_module(f"{__name__}.{module.name}").KIND
-    for module in pkgutil.iter_modules(__path__)
-    if module.name != "base"
-}
+KINDS: dict[str, Kind] = {}
+for module in pkgutil.iter_modules(__path__):
+    if module.name != "base":
+        KINDS[module.name] = importlib.import_module(f"{__name__}.{module.name}").KIND
 
 __all__ = ["KINDS", "Kind"]

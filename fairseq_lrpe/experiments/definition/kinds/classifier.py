@@ -1,8 +1,7 @@
 """Classification of texts, text pairs and images from scratch, evaluated on the predicted labels."""
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
-from fairseq_lrpe.experiments.inference import metrics
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, in_folder
 from fairseq_lrpe.utils.files import REPOSITORY, file_exists
 
 
@@ -22,12 +21,7 @@ class Classifier(Kind):
         if not file_exists(folder / layout.METADATA):
             return [folder / layout.METADATA]
         inputs = layout.read_metadata(folder)["inputs"]
-        return [folder / name for name in layout.classified(self.splits(cfg), inputs)]
-
-    def evaluate(self, job, name):
-        predicted, target = metrics.predict_split(job, name, REPOSITORY / job.cfg.data)
-        majority = metrics.majority_metrics(target)["accuracy"]
-        return {**metrics.label_metrics(predicted, target), "majority": majority, "rows": len(target)}
+        return in_folder(folder, layout.classified(self.splits(cfg), inputs))
 
 
 KIND = Classifier()

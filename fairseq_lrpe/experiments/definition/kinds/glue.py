@@ -11,8 +11,8 @@ from pydantic import PositiveInt
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.data.glue_tasks import get_task
-from fairseq_lrpe.experiments.definition.kinds.base import Evaluation, Kind, Settings
-from fairseq_lrpe.experiments.inference import metrics
+from fairseq_lrpe.experiments.definition.kinds.base import Kind, in_folder
+from fairseq_lrpe.experiments.definition.settings import Evaluation, Settings
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, display_path, file_exists
@@ -40,7 +40,7 @@ class Glue(Kind):
 
     def data(self, cfg):
         folder = self.folder(cfg)
-        return [folder / name for name in layout.sentences(self.splits(cfg))]
+        return in_folder(folder, layout.sentences(self.splits(cfg)))
 
     def folder(self, cfg):
         return REPOSITORY / cfg.data / cfg.task / "bin"
@@ -48,12 +48,15 @@ class Glue(Kind):
     def folders(self, cfg):
         return [self.folder(cfg)]
 
-    def validation_metric(self, job):
-        return f"valid_{get_task(job.cfg.task).logged}"
+    def validation_metric(self, cfg):
+        return f"valid_{get_task(cfg.task).logged}"
 
     def evaluations(self, cfg):
-        splits = get_task(cfg.task).labeled  # only MNLI has the split valid1
-        return {name: e for name, e in super().evaluations(cfg).items() if e["split"] in splits}
+        labeled = {}
+        for name, settings in super().evaluations(cfg).items():
+            if settings["split"] in get_task(cfg.task).labeled:  # only MNLI has the split valid1
+                labeled[name] = settings
+        return labeled
 
     def updates(self, cfg):
         rows = self.folder(cfg) / "rows.json"
@@ -64,31 +67,21 @@ class Glue(Kind):
         train = layout.read_object(rows, lambda counts: counts["train"] > 0)["train"]
         return cfg.epochs * math.ceil(train / cfg.batch.total)
 
-    def flags(self, job):
-        cfg, task, updates = job.cfg, get_task(job.cfg.task), self.updates(job.cfg)
-        if job.starts_from is None:
+    def flags(self, run, cfg, starts_from):
+        task = get_task(cfg.task)
+        updates = self.updates(cfg)
+        if starts_from is None:
             raise UserError(
-                f"{job.run} has no pretrained model: set starts_from to an experiment or a checkpoint"
+                f"{run} has no pretrained model: set starts_from to an experiment or a checkpoint"
             )
-        model = pretrained(job.starts_from)
-        attention, method = method_of(job.starts_from)
-        if (attention, canonical(method)) != (job.run.attention, canonical(job.run.method)):
-            trained, requested = f"{method} in {attention}", f"{job.run.method} in {job.run.attention}"
-            raise UserError(
-                f"{job.starts_from} was trained with {trained} attention, not {requested} attention: "
-                "select the method of this checkpoint"
-            )
-        dictionary, trained = self.folder(cfg) / "input0/dict.txt", model["data"] / "dict.txt"
-        types = layout.vocabulary_size(dictionary) + 1  # with <mask>
-        differs = file_exists(trained) and trained.read_bytes() != dictionary.read_bytes()
-        if differs or types != model["types"]:
-            raise UserError(
-                f"{job.starts_from} has another vocabulary ({model['types']:,} tokens) than "
-                f"{self.folder(cfg)} ({types:,}): prepare both with the same dictionary, such as GPT-2's"
-            )
+        self._check_method(run, starts_from)
+        model = pretrained(starts_from)
+        self._check_vocabulary(cfg, starts_from)
+        disabled = {f"no_{name}": True for name, value in model["flags"].items() if value is False}
         return {
-            **{"arch": model["arch"], **model["flags"]},
-            **{f"no_{name}": True for name, value in model["flags"].items() if value is False},
+            "arch": model["arch"],
+            **model["flags"],
+            **disabled,
             "num_classes": len(task.labels) or 1,
             **task.flags,
             "best_checkpoint_metric": task.logged,
@@ -98,8 +91,25 @@ class Glue(Kind):
             "valid_subset": ",".join(task.development),
         }
 
-    def evaluate(self, job, name):
-        return measure(job.cfg.task, *metrics.predict_split(job, name, self.folder(job.cfg)))
+    def _check_method(self, run, starts_from):
+        attention, method = method_of(starts_from)
+        if (attention, canonical(method)) != (run.attention, canonical(run.method)):
+            raise UserError(
+                f"{starts_from} was trained with {method} in {attention} attention, "
+                f"not {run.method} in {run.attention} attention: select the method of this checkpoint"
+            )
+
+    def _check_vocabulary(self, cfg, starts_from):
+        model = pretrained(starts_from)
+        dictionary = self.folder(cfg) / "input0/dict.txt"
+        types = layout.vocabulary_size(dictionary) + 1  # with <mask>
+        trained = model["data"] / "dict.txt"
+        differs = file_exists(trained) and trained.read_bytes() != dictionary.read_bytes()
+        if differs or types != model["types"]:
+            raise UserError(
+                f"{starts_from} has another vocabulary ({model['types']:,} tokens) than "
+                f"{self.folder(cfg)} ({types:,}): prepare both with the same dictionary, such as GPT-2's"
+            )
 
     def describe(self, cfg, measured):
         text = super().describe(cfg, measured)
@@ -112,7 +122,8 @@ def pretrained(path: Path) -> dict:
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
     state = read_checkpoint(path, "train one with `lrpe train roberta/...`")
-    model, task = state["cfg"]["model"], state["cfg"]["task"]
+    model = state["cfg"]["model"]
+    task = state["cfg"]["task"]
     if "_roberta" not in str(model["_name"]):
         expected = "linear_roberta_... or softmax_roberta_..."
         raise UserError(f"{path} has the architecture {model['_name']}: expected {expected}")
@@ -128,21 +139,6 @@ def pretrained(path: Path) -> dict:
 def method_of(path: Path) -> tuple[str, str]:
     attention, _, method = pretrained(path)["arch"].partition("_roberta")
     return attention, method.removeprefix("_") or "by_flags"
-
-
-def measure(name: str, predicted: list[str], target: list[str]) -> dict[str, float]:
-    """Returns {metric: value in percent} of predictions for the GLUE task ``name``, and the number of "rows".
-
-    "score" is the task's official metric, and "majority", which the regression task STS-B lacks, is its value
-    for always predicting the most frequent label.
-    """
-    task = get_task(name)
-    if not task.labels:
-        values = metrics.score_metrics(*([float(x) for x in column] for column in (predicted, target)))
-        return {"score": values[task.measure], **values, "rows": len(target)}
-    values = metrics.label_metrics(predicted, target)
-    majority = metrics.majority_metrics(target)
-    return {"score": values[task.measure], **values, "majority": majority[task.measure], "rows": len(target)}
 
 
 KIND = Glue()

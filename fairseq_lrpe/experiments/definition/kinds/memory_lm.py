@@ -4,9 +4,9 @@ from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt, field_validator
 
-from fairseq_lrpe.experiments.definition.kinds.base import Evaluation, TrainingSettings
-from fairseq_lrpe.experiments.definition.kinds.lm import LM, max_length, model_flags, perplexity
+from fairseq_lrpe.experiments.definition.kinds.lm import LM
 from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.definition.settings import Evaluation, TrainingSettings
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
 
@@ -38,33 +38,17 @@ class MemoryLM(LM):
         if cfg.batch.unit != "sequences":
             raise UserError(f"batch.unit={cfg.batch.unit}: memory_lm needs batch.unit=sequences")
 
-    def flags(self, job):
-        check_method(job.run, self.evaluations(job.cfg))
-        return {**super().flags(job), "streams": job.cfg.batch.total}
+    def flags(self, run, cfg, starts_from):
+        check_method(run, self.evaluations(cfg))
+        return {**super().flags(run, cfg, starts_from), "streams": cfg.batch.total}
 
     def evaluations(self, cfg):
-        state = cfg.train.get("memory") == STATE
-        found = super().evaluations(cfg)
-        return {name: e for name, e in found.items() if (e.get("memory") == STATE) == state}
-
-    def evaluate(self, job, name):
-        evaluation, train = self.evaluations(job.cfg)[name], job.cfg.train
-        state = evaluation.get("memory") == STATE
-        flags = {
-            "task": self.task,
-            "memory": STATE if state else "hidden",
-            "memory_length": 0 if state else evaluation.get("memory", train.get("memory_length", 0)),
-            "tokens_per_sample": evaluation.get("segment", train.tokens_per_sample),
-            "streams": evaluation.get("streams", job.cfg.evaluate.flags.get("streams", job.cfg.batch.total)),
-            "clamp_length": evaluation.get("clamp", 0),
-            "same_length": evaluation.get("same_length", False),
-        }
-        context = flags["memory_length"] + flags["tokens_per_sample"]
-        limit, reason = max_length(model_flags(job))
-        if context > limit:
-            wrong = f"memory and segment have {context:,} tokens, but the model reads at most {limit:,}"
-            raise UserError(f"evaluations.{name}: {wrong}: {reason}")
-        return perplexity(self.run_evaluation(job, name, "fairseq-eval-lm", "gen_subset", **flags))
+        is_trained_with_state = cfg.train.get("memory") == STATE
+        evaluations = {}
+        for name, settings in super().evaluations(cfg).items():
+            if (settings.get("memory") == STATE) == is_trained_with_state:
+                evaluations[name] = settings
+        return evaluations
 
 
 def check_method(run: Run, evaluations: dict[str, dict]) -> None:

@@ -1,12 +1,10 @@
 """Question generation, evaluated by ROUGE-L of the questions from fairseq-generate."""
 
-from fairseq_lrpe.data import layout, word_pieces
-from fairseq_lrpe.data.rouge import rouge_l
-from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
-from fairseq_lrpe.experiments.definition.kinds.transformer import read_hypotheses
-from fairseq_lrpe.utils.files import REPOSITORY, read_lines, write_atomic
+from pathlib import Path
 
-COLUMNS = ("answer", "question")  # of the raw text
+from fairseq_lrpe.data import layout
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, in_folder
+from fairseq_lrpe.utils.files import REPOSITORY
 
 
 class QuestionGenerator(Kind):
@@ -16,26 +14,15 @@ class QuestionGenerator(Kind):
     curve = Curve("valid_rouge_l", "validation ROUGE-L of greedy questions", "higher")
 
     def data(self, cfg):
-        data, splits = REPOSITORY / cfg.data, [x["split"] for x in self.evaluations(cfg).values()]
-        files = [data / name for name in layout.questions(self.splits(cfg))]
-        return files + layout.raw_text(data, splits, COLUMNS)
+        folder = REPOSITORY / cfg.data
+        files = in_folder(folder, layout.questions(self.splits(cfg)))
+        for split in self.evaluated_splits(cfg):
+            files += self.raw_text(folder, split)
+        return files
 
-    def evaluate(self, job, name):
-        """Returns {"rouge_l": mean F1 of ROUGE-L in percent, "questions": number of reference questions}.
-
-        Writes the answers, reference questions and generated questions to questions-<name>.tsv.
-        """
-        log = self.run_evaluation(job, name, "fairseq-generate", "gen_subset", task=self.task)
-        data, split = REPOSITORY / job.cfg.data, self.evaluations(job.cfg)[name]["split"]
-        answers, references = ([*read_lines(file)] for file in layout.raw_text(data, [split], COLUMNS))
-        hypotheses, _ = read_hypotheses(log, len(references))
-        pieces = word_pieces.load(data)
-        generated = [pieces.text(hypothesis.split()) for hypothesis in hypotheses]
-        rows = zip(answers, references, generated, strict=True)
-        lines = ["answer\tquestion\tgenerated", *("\t".join(row) for row in rows)]
-        write_atomic(job.folder / f"questions-{name}.tsv", "\n".join(lines) + "\n")
-        language = word_pieces.read_preparation(data)["language"]
-        return {"rouge_l": rouge_l(generated, references, language), "questions": len(references)}
+    def raw_text(self, folder: Path, split: str) -> list[Path]:
+        """Returns the files of a split's answers and questions as raw text."""
+        return layout.raw_text(folder, [split], ("answer", "question"))
 
 
 KIND = QuestionGenerator()

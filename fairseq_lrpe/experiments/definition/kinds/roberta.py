@@ -1,10 +1,7 @@
 """Pretraining of RoBERTa, evaluated by the perplexity of masked tokens."""
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
-
-SEED = 1
-"""Seed of the masks in evaluations, so that all runs are evaluated on the same masked tokens."""
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, in_folder
 
 
 class Roberta(Kind):
@@ -12,15 +9,12 @@ class Roberta(Kind):
     family = "roberta"
     metrics = {"perplexity": "lower", "bits": "lower"}
     curve = Curve("valid_ppl", "validation perplexity")
+    validation_flags = {"seed": 1}  # of the masks, so that all runs are evaluated on the same masked tokens
 
     def data(self, cfg):
-        folder, *more = self.folders(cfg)
-        files = [folder / name for name in layout.text(self.splits(cfg))]
-        return [*files, *(shard / "train.bin" for shard in more)]
-
-    def evaluate(self, job, name):
-        entry = self.validate(job, name, seed=SEED)
-        return {"perplexity": float(entry["ppl"]), "bits": float(entry["loss"])}
+        folder, *shards = self.folders(cfg)
+        files = in_folder(folder, layout.text(self.splits(cfg)))
+        return [*files, *(shard / "train.bin" for shard in shards)]
 
 
 KIND = Roberta()

@@ -1,6 +1,5 @@
 """Synthetic tasks: language models trained on problems that are generated on the fly."""
 
-import json
 import math
 from types import SimpleNamespace
 from typing import Literal
@@ -8,9 +7,8 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.definition.kinds.base import Curve, Evaluation, Kind, TrainingSettings
-from fairseq_lrpe.tasks.answer_problems import AnswerProblem
-from fairseq_lrpe.tasks.synthetic_problems import build_problem
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, in_folder
+from fairseq_lrpe.experiments.definition.settings import Evaluation, TrainingSettings
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
 
@@ -39,48 +37,49 @@ class SyntheticLM(Kind):
     settings = SyntheticSettings
     task = "synthetic_lm"
     family = "lm"
-    metrics = {"nats": "lower", "correct": "higher", "accuracy": "higher"}
-    metrics |= {"exact": "higher", "floor": "lower"}
-    metrics |= {f"quarter_{n}": "higher" for n in (1, 2, 3, 4)}
+    metrics = {
+        "nats": "lower",
+        "correct": "higher",
+        "accuracy": "higher",
+        "exact": "higher",
+        "floor": "lower",
+        "quarter_1": "higher",
+        "quarter_2": "higher",
+        "quarter_3": "higher",
+        "quarter_4": "higher",
+    }
     decimals = {**Kind.decimals, "floor": 4}
     curve = Curve(
         "valid_loss", "validation loss in nats per token", factor=math.log(2), decimals=4, show_all=True
     )
 
     def data(self, cfg):
-        names = layout.text(self.splits(cfg)) if cfg.data else []
-        return [REPOSITORY / cfg.data / name for name in names]
+        if not cfg.data:
+            return []
+        return in_folder(REPOSITORY / cfg.data, layout.text(self.splits(cfg)))
 
     def folders(self, cfg):
         return []
 
-    def flags(self, job):
-        return {**super().flags(job), "haystack": job.cfg.data or None}
+    def flags(self, run, cfg, starts_from):
+        return {**super().flags(run, cfg, starts_from), "haystack": cfg.data or None}
 
     def check(self, cfg):
+        from fairseq_lrpe.tasks.answer_problems import AnswerProblem  # imports torch, which takes seconds
+        from fairseq_lrpe.tasks.synthetic_problems import build_problem
+
         flags = {key: value for key, value in cfg.train.items() if value is not None}
         flags["haystack"] = cfg.data
         for settings in ({}, *self.evaluations(cfg).values()):
-            own = own_sizes(settings)
-            sizes = flags | own
+            changed = changed_sizes(settings)
+            sizes = flags | changed
             problem = build_problem(flags["problem"], SimpleNamespace(**sizes), sizes["tokens_per_sample"])
-            if own and not isinstance(problem, AnswerProblem):
-                raise UserError(
-                    f"evaluations of {flags['problem']} use the sizes of its training: omit {', '.join(own)}"
-                )
-
-    def evaluate_all(self, job, names):
-        settings = {name: self.evaluations(job.cfg)[name] for name in names}
-        words = [str(job.checkpoint), str(job.folder), json.dumps(settings), *["--cpu"] * job.cpu]
-        job.call(["python", "-m", "fairseq_lrpe", "evaluate-synthetic", *words], "problems")
-        for name in names:
-            measured = json.loads((job.folder / f"problems-{name}.json").read_text("utf-8"))["measured"]
-            if "nats" not in measured:
-                measured["nats"] = math.log(2) * float(self.validate(job, name)["loss"])
-            yield name, measured
+            if changed and not isinstance(problem, AnswerProblem):
+                wrong = f"evaluations of {flags['problem']} use the sizes of its training"
+                raise UserError(f"{wrong}: omit {', '.join(changed)}")
 
 
-def own_sizes(evaluation: dict) -> dict[str, int]:
+def changed_sizes(evaluation: dict) -> dict[str, int]:
     """Returns the sizes that an evaluation has in place of those in training."""
     return {key: value for key, value in evaluation.items() if key != "split" and value is not None}
 

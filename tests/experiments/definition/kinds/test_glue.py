@@ -9,10 +9,11 @@ import pytest
 from fairseq_lrpe.data.glue_tasks import PAPER_TASKS
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.kinds import glue
+from fairseq_lrpe.experiments.execution.evaluators.glue import task_metrics
 
 
 def measure(name, predicted, target):
-    return glue.measure(name, list(map(str, predicted)), list(map(str, target)))
+    return task_metrics(name, list(map(str, predicted)), list(map(str, target)))
 
 
 @pytest.fixture

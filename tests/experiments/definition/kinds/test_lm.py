@@ -9,7 +9,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 import fairseq_lrpe.models  # noqa: F401
-from fairseq_lrpe.experiments.definition.kinds import lm
+from fairseq_lrpe.experiments.definition.language_model import ModelFlags
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
 
@@ -57,7 +57,7 @@ def reads_longer(path, task):
 def test_rule_matches_the_models(arch, flags, checkpoint, tmp_path):
     path = tmp_path / "checkpoint.pt"
     task = save_checkpoint(path, checkpoint, arch, flags)
-    limit, reason = lm.max_length(torch.load(path, weights_only=True)["cfg"]["model"])
+    limit, reason = ModelFlags(torch.load(path, weights_only=True)["cfg"]["model"]).max_length()
     assert (limit > TRAINED) == reads_longer(str(path), task), reason
     assert limit >= TRAINED and reason
 
@@ -66,7 +66,7 @@ def test_limits_of_all_methods():
     flags = {"decoder_learned_pos": False, "no_token_positional_embeddings": False, "tokens_per_sample": 512}
     flags |= {"max_target_positions": None, "token_positions": "sinusoidal", "lrpe_learn_theta": False}
     flags |= {"lrpe_core": "orthogonal", "lrpe_theta_type": "a", "encoding": "none"}
-    limits = {name: lm.max_length(flags | method.flags)[0] for name, method in METHODS.items()}
+    limits = {name: ModelFlags(flags | method.flags).max_length()[0] for name, method in METHODS.items()}
     limited = [name for name, limit in limits.items() if limit == 512]
     assert limited == ["tupe_a", "tupe_r", "liere", "liere_8", "cosformer"]
     assert [name for name, limit in limits.items() if limit == math.inf] == ["nope"]

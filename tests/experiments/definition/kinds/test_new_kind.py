@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 from support.documents import block
-from support.tiny import copy_plugin, preprocess, read, run_copy
+from support.tiny import PLUGIN, copy_plugin, preprocess, read, run_copy
 
 SMALL = {  # overrides of CONTRIBUTING.md's experiment
     "batch": {"total": 8, "per_gpu": 8},
@@ -51,3 +51,8 @@ def test_table_of_a_new_kind(place):
     assert set(scores) == {"train.lr=0.01", "train.lr=1e-08"} and scores[record["chosen"]] == 100
     assert "| softmax | Shaw, k = 4 | 100.00 (1) | " in done.stdout
     assert (place / "lines.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_example_of_an_evaluator():
+    path = PLUGIN / "experiments/execution/evaluators/roberta.py"
+    assert block("python", "class RobertaEvaluator(Evaluator)") in path.read_text()

@@ -11,7 +11,8 @@ from support.tiny import job_of, output_of
 import fairseq_lrpe
 from fairseq_lrpe.cli import results as results_command
 from fairseq_lrpe.data import text_codec
-from fairseq_lrpe.experiments.definition.kinds import transformer
+from fairseq_lrpe.experiments.execution import runner
+from fairseq_lrpe.experiments.execution.evaluators import transformer
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.utils.errors import UserError
 
@@ -71,12 +72,13 @@ def test_batches_are_counted_in_tokens(gpus, update_freq):
 def test_files_of_evaluations_are_needed_before_the_training(corpus, tmp_path):
     shutil.copytree(corpus, tmp_path, dirs_exist_ok=True)
     job = job_of("transformer/multi30k", "base", overrides=[f"data={tmp_path}/bin"], cpu=True)
-    job.check()
+    runner.check(job)
     missing = ("bin/preparation.json", "codes", "text/test.de")
     for name in missing:
         (tmp_path / name).unlink()
     with pytest.raises(UserError, match=r"lacks preparation\.json, \.\./codes, \.\./text/test\.de: "):
-        job.check()
+        runner.check(job)
     evaluations = OmegaConf.to_container(job.cfg.evaluations)
     omitted = [f"evaluations.{name}=null" for name in evaluations]
-    job_of("transformer/multi30k", "base", overrides=[f"data={tmp_path}/bin", *omitted], cpu=True).check()
+    overrides = [f"data={tmp_path}/bin", *omitted]
+    runner.check(job_of("transformer/multi30k", "base", overrides=overrides, cpu=True))

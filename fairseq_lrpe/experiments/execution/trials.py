@@ -1,0 +1,88 @@
+"""The trials of a run that chooses: their records, the best of them, and its result for the run."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from fairseq_lrpe.experiments.definition.choice import best_by_score
+from fairseq_lrpe.experiments.execution.job import Job
+from fairseq_lrpe.experiments.execution.run_files import read_log, write_json
+from fairseq_lrpe.utils.files import atomic_file, write_atomic
+
+
+class Tried:
+    """The executed trials of a job; the first metric of the kind in the first evaluation decides.
+
+    ``add`` also writes a line of log.jsonl for each trial, so that the progress of the run is known.
+    """
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.trials: list[Job] = []
+        self.evaluations: dict[str, dict] = {}  # {name of a trial: its evaluations}
+        self.updates = 0  # of all trials
+        self.log = ""
+
+    def add(self, trial: Job) -> None:
+        name = self.job.trial_name(trial)
+        record = trial.record
+        self.trials.append(trial)
+        self.evaluations[name] = record["evaluations"]
+        self.updates += record["ended"]["updates"] if "ended" in record else trial.updates
+        self.log += _log_line({"kind": "tried", "trial": name, "num_updates": self.updates})
+        write_atomic(self.job.folder / "log.jsonl", self.log)
+
+    def best(self) -> Job:
+        kind = self.job.kind
+        evaluation = next(iter(kind.evaluations(self.job.cfg)))
+        metric = next(iter(kind.metrics))
+        scores = [measured[evaluation][metric] for measured in self.evaluations.values()]
+        return self.trials[best_by_score(scores, kind.metrics[metric])]
+
+    def outcome(self, best: Job) -> dict:
+        """Returns what the record of the run has of its trials, and of the best one."""
+        outcome = {"evaluations": self.evaluations[self.job.trial_name(best)], "tried": self.evaluations}
+        ended = best.record.get("ended")
+        if ended is not None:
+            outcome["ended"] = {**ended, "updates": self.updates}
+        return outcome
+
+    def record_best(self, best: Job, outcome: dict) -> None:
+        """Records the ``outcome`` and the log of the best trial for the run, and links its checkpoint.
+
+        All other checkpoints are removed.
+        """
+        folder = self.job.folder
+        checkpoint = best.checkpoint
+        self._remove_checkpoints(except_for=checkpoint)
+        linked = folder / "checkpoints" / checkpoint.name
+        link(checkpoint, linked)
+        lines = [_log_line(entry) for entry in read_log(best.folder) if entry["kind"] != "train_inner"]
+        write_atomic(folder / "log.jsonl", self.log + "".join(lines))
+        name = self.job.trial_name(best)
+        path = str(linked.relative_to(folder))
+        write_json(folder / "evaluation.json", {"chosen": name, "checkpoint": path, **outcome})
+
+    def _remove_checkpoints(self, except_for):
+        for trial in self.trials:
+            for path in trial.folder.glob("checkpoints/*.pt"):
+                if path != except_for:
+                    path.unlink()
+
+
+def link(checkpoint: Path, linked: Path) -> None:
+    """Makes ``linked`` a hard link to a checkpoint, or a copy where there are no links."""
+    linked.parent.mkdir(exist_ok=True)
+    if linked.exists() and linked.samefile(checkpoint):  # os.replace would then not remove the temporary link
+        return
+    with atomic_file(linked) as part:
+        part.unlink(missing_ok=True)
+        try:
+            os.link(checkpoint, part)
+        except OSError:
+            shutil.copyfile(checkpoint, part)
+
+
+def _log_line(entry):
+    return json.dumps(entry) + "\n"
