@@ -17,7 +17,7 @@ from support.tensors import randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS
-from fairseq_lrpe.ops.linear_attention.fla import missing_requirement
+from fairseq_lrpe.ops.linear.fla import missing_requirement
 
 DEVICE = "cuda"
 pytestmark = [

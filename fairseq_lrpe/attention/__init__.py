@@ -26,7 +26,12 @@ from fairseq_lrpe.ops import LinearState
 # torch.load then reads saved states without weights_only=False.
 torch.serialization.add_safe_globals([AttentionState, KeyState, LinearState])
 if TorchVersion(torch.__version__) >= "2.6":  # states that version 1.0 saved
-    torch.serialization.add_safe_globals([(KeyState, "fairseq_lrpe.attention.linear.KeyState")])
+    torch.serialization.add_safe_globals(
+        [
+            (KeyState, "fairseq_lrpe.attention.linear.KeyState"),
+            (LinearState, "fairseq_lrpe.ops.linear_attention.state.LinearState"),
+        ]
+    )
 
 __all__ = [
     "AttentionState",

@@ -17,8 +17,8 @@ from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.ops.autograd import recompute
 from fairseq_lrpe.ops.decay import decay_of_keys, is_constant
-from fairseq_lrpe.ops.linear_attention.chunk import attend_last
-from fairseq_lrpe.ops.linear_attention.state import LinearState
+from fairseq_lrpe.ops.linear.chunk import attend_last
+from fairseq_lrpe.ops.linear.state import LinearState
 from fairseq_lrpe.ops.position_index import as_positions
 from fairseq_lrpe.ops.precision import no_autocast
 from fairseq_lrpe.utils.suggest import check_choice

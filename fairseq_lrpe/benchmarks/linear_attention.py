@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from fairseq_lrpe.benchmarks import measurement
 from fairseq_lrpe.benchmarks.measurement import DTYPES, print_table
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.linear_attention.fla import missing_requirement
+from fairseq_lrpe.ops.linear.fla import missing_requirement
 from fairseq_lrpe.utils.cli import image_path, min_int, new_parser
 from fairseq_lrpe.utils.files import save_figure
 from fairseq_lrpe.utils.subprocesses import die_with_parent

@@ -16,7 +16,7 @@ from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
 from fairseq_lrpe.methods import ATTENTIONS, LISTING, METHODS
 from fairseq_lrpe.models.data_validation import check_data
-from fairseq_lrpe.ops.linear_attention.fla import missing_requirement
+from fairseq_lrpe.ops.linear.fla import missing_requirement
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.gpus import check_architectures, check_bf16

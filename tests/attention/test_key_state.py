@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import LinearAttention
 from fairseq_lrpe.attention.key_state import KeyState
-from fairseq_lrpe.ops.linear_attention import LinearState
+from fairseq_lrpe.ops.linear import LinearState
 
 B, E, H = 3, 16, 2
 LENGTH = 13  # the first 8 positions are keys and values, with features twice as wide 10
@@ -89,13 +89,24 @@ def test_keys_and_sums_continue_alike(name):
         assert_same(*(module(x[order, :1], state=state)[0] for _, state in (found, expected)))
 
 
-def test_a_state_that_version_1_saved_is_loaded(tmp_path):
-    """There, the class was in another module, whose name the file contains."""
-    state = KeyState(randn(B, 2, 3, 4), randn(B, 2, 3, 4), None)
+NAMES = {
+    KeyState: (b"attention.key_state", b"attention.linear"),
+    LinearState: (b"ops.linear.state", b"ops.linear_attention.state"),
+}
+"""{class: names of its module without the package, today and in version 1.0}"""
+
+
+@pytest.mark.parametrize("cls", NAMES)
+def test_a_state_that_version_1_saved_is_loaded(cls, tmp_path):
+    """The file contains the name of the module in which the class was."""
+    numbers = [randn(B, 2, 3, 4), randn(B, 2, 3, 4), None]
+    state = cls(*numbers[: len(cls._fields)])
     torch.save(state, tmp_path / "new.pt")
+    now, before = (b"fairseq_lrpe." + name for name in NAMES[cls])
     with zipfile.ZipFile(tmp_path / "new.pt") as new, zipfile.ZipFile(tmp_path / "old.pt", "w") as old:
         for name in new.namelist():
-            module = b"fairseq_lrpe.attention."
-            old.writestr(name, new.read(name).replace(module + b"key_state", module + b"linear"))
+            content = new.read(name)
+            assert not name.endswith("data.pkl") or now in content
+            old.writestr(name, content.replace(now, before))
     loaded = torch.load(tmp_path / "old.pt")
-    assert type(loaded) is KeyState and loaded.k.equal(state.k)
+    assert type(loaded) is cls and loaded[0].equal(state[0])

@@ -11,7 +11,7 @@ from fairseq_lrpe.benchmarks import train
 from fairseq_lrpe.encodings import table
 from fairseq_lrpe.ops import constants, permutation, rotation
 
-CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
+CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear.chunk")
 ONE_HEAD = (
     "--decoder-embed-dim 64 --decoder-ffn-embed-dim 64 --decoder-attention-heads 1 --decoder-input-dim 64"
 )

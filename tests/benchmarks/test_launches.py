@@ -12,7 +12,7 @@ from fairseq_lrpe.benchmarks import launches
 from fairseq_lrpe.experiments.estimation.launches import Launches, operation_seconds
 from fairseq_lrpe.ops import constants
 
-CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
+CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear.chunk")
 
 
 def test_command(tmp_path):

@@ -13,12 +13,12 @@ from fairseq_lrpe.encodings.cope import CoPE
 from fairseq_lrpe.encodings.liere import _MatrixExponential
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.ops.autograd import KeepLayout, apply
-from fairseq_lrpe.ops.linear_attention.fla import _FirstOrder
+from fairseq_lrpe.ops.linear.fla import _FirstOrder
 from fairseq_lrpe.ops.permutation import permute_features
 from fairseq_lrpe.ops.relative import relative_shift
 from fairseq_lrpe.ops.rotation import complex_features
 
-CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
+CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear.chunk")
 PERMUTATION = torch.stack([torch.randperm(4, generator=torch.Generator().manual_seed(s)) for s in range(3)])
 
 

@@ -14,7 +14,7 @@ from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.models import argument_validation
 from fairseq_lrpe.utils.gpus import check_architectures, gpus_here
 
-FLA = import_module("fairseq_lrpe.ops.linear_attention.fla")
+FLA = import_module("fairseq_lrpe.ops.linear.fla")
 
 DEFAULT = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]  # torch 2.13's wheels
 CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]

@@ -22,7 +22,7 @@ from fairseq_lrpe.ops import constants, rotation
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.subprocesses import as_flags
 
-CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
+CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear.chunk")
 TYPES, BATCH = 1000, 4
 
 

@@ -13,7 +13,7 @@ from support.tensors import assert_same, randn
 
 from fairseq_lrpe.ops import linear_attention, threads
 
-CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
+CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear.chunk")
 both = pytest.mark.parametrize("backend", ["reference", "chunk"])
 B, H, D, DV = 2, 2, 3, 4
 CHUNK = 4

@@ -9,7 +9,7 @@ from support.linear_results import positive
 
 from fairseq_lrpe.ops import constants, linear_attention
 
-CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
+CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear.chunk")
 HEADS, WIDTH = 2, 8
 LIMITS = {  # decay: (largest number of kernels, of calls) without and with normalization
     "none": ((40, 110), (40, 110)),

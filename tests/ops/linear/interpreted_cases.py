@@ -21,7 +21,7 @@ from fairseq_lrpe.attention import LinearAttention
 from fairseq_lrpe.models import argument_validation
 from fairseq_lrpe.ops import linear_attention
 
-FLA = import_module("fairseq_lrpe.ops.linear_attention.fla")
+FLA = import_module("fairseq_lrpe.ops.linear.fla")
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreter.py, which sets TRITON_INTERPRET=1"
 

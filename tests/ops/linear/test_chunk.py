@@ -13,10 +13,10 @@ from support.tensors import assert_same
 from fairseq_lrpe.attention import LinearAttention
 from fairseq_lrpe.ops import constants, linear_attention
 from fairseq_lrpe.ops.decay import decayed_products, gated_block_size
-from fairseq_lrpe.ops.linear_attention import LinearState
+from fairseq_lrpe.ops.linear import LinearState
 
-CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear_attention.chunk")
-PARTS_MODULE = import_module("fairseq_lrpe.ops.linear_attention.parts")
+CHUNK_MODULE = import_module("fairseq_lrpe.ops.linear.chunk")
+PARTS_MODULE = import_module("fairseq_lrpe.ops.linear.parts")
 CAUSAL = {"causal": True, "normalize": True}
 both_forms = pytest.mark.parametrize("of_gpus", [False, True], ids=["cpu", "gpu"])
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
 from fairseq_lrpe.ops.constants import is_tracing
-from fairseq_lrpe.ops.linear_attention.all_chunks import plain_causal
-from fairseq_lrpe.ops.linear_attention.chunk import chunk
-from fairseq_lrpe.ops.linear_attention.decay_weights import log_decay_gradient
-from fairseq_lrpe.ops.linear_attention.fla import missing_requirement
-from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
+from fairseq_lrpe.ops.linear.all_chunks import plain_causal
+from fairseq_lrpe.ops.linear.chunk import chunk
+from fairseq_lrpe.ops.linear.decay_weights import log_decay_gradient
+from fairseq_lrpe.ops.linear.fla import missing_requirement
+from fairseq_lrpe.ops.linear.state import Arguments, LinearState
 from fairseq_lrpe.ops.precision import no_autocast
 
 MAX_WIDTH = 64
@@ -124,7 +124,7 @@ def _attend(
     g_sums=None, transposed=False, backwards=False,
 ):  # fmt: skip
     """Computes a row of the table in :mod:`.triton_kernels`, or additions to states if ``out`` is None."""
-    from fairseq_lrpe.ops.linear_attention.triton_kernels import attend
+    from fairseq_lrpe.ops.linear.triton_kernels import attend
 
     chunks, segments = _segments(q)
     grid = q.size(0) * q.size(1), segments - (out is None), -(-z.size(3) // _COLUMNS)

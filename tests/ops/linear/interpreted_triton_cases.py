@@ -16,8 +16,8 @@ from support.tensors import randn
 from fairseq_lrpe.attention import LinearAttention
 from fairseq_lrpe.ops import linear_attention
 
-BACKEND = import_module("fairseq_lrpe.ops.linear_attention.triton_backend")
-KERNELS = import_module("fairseq_lrpe.ops.linear_attention.triton_kernels")
+BACKEND = import_module("fairseq_lrpe.ops.linear.triton_backend")
+KERNELS = import_module("fairseq_lrpe.ops.linear.triton_kernels")
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreter.py, which sets TRITON_INTERPRET=1"
 

@@ -13,7 +13,7 @@ from support.launches import Launches
 
 from fairseq_lrpe.ops import constants, linear_attention
 
-BACKEND = import_module("fairseq_lrpe.ops.linear_attention.triton_backend")
+BACKEND = import_module("fairseq_lrpe.ops.linear.triton_backend")
 pytestmark = pytest.mark.skipif(not find_spec("triton"), reason="needs triton")
 
 
@@ -33,7 +33,7 @@ def test_launches(length, batch, launches, normalize, decay, kernels, calls, mon
             grids.append(grid)
             return lambda *args, **options: None
 
-    triton_kernels = import_module("fairseq_lrpe.ops.linear_attention.triton_kernels")
+    triton_kernels = import_module("fairseq_lrpe.ops.linear.triton_kernels")
     monkeypatch.setattr(triton_kernels, "attend", Recorder())
     monkeypatch.setattr(BACKEND, "missing_requirement", lambda device, backend: None)
     for module in (constants, BACKEND):
@@ -80,7 +80,7 @@ def test_no_spills(role, dtype, capability, tmp_path):
     tool = Path(triton.__file__).with_name("backends") / "nvidia/bin/cuobjdump"
     if not tool.exists():
         pytest.skip("needs the compiler in the package triton")
-    kernel = import_module("fairseq_lrpe.ops.linear_attention.triton_kernels").attend
+    kernel = import_module("fairseq_lrpe.ops.linear.triton_kernels").attend
     dtypes, transposed, reversed_ = ROLES[role]
     pointers = dict(zip(("x", "y", "z", "out"), dtypes, strict=True))
     fixed = {"WIDTH": 64, "VALUES": 64, "X": 64, "TRANSPOSED": transposed, "REVERSED": reversed_}

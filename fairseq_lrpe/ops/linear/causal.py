@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import needs_plain_backward, plain_gradients
-from fairseq_lrpe.ops.linear_attention.all_chunks import plain_causal
-from fairseq_lrpe.ops.linear_attention.decay_weights import log_decay_gradient
-from fairseq_lrpe.ops.linear_attention.parts import split_input
-from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
+from fairseq_lrpe.ops.linear.all_chunks import plain_causal
+from fairseq_lrpe.ops.linear.decay_weights import log_decay_gradient
+from fairseq_lrpe.ops.linear.parts import split_input
+from fairseq_lrpe.ops.linear.state import Arguments, LinearState
 from fairseq_lrpe.ops.precision import no_autocast
 from fairseq_lrpe.ops.threads import run
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
+from fairseq_lrpe.ops.linear.state import Arguments, LinearState
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:

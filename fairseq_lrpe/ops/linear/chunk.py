@@ -7,9 +7,9 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
 from fairseq_lrpe.ops.decay import prepared_log_decay
-from fairseq_lrpe.ops.linear_attention.all_chunks import attend_all_chunks
-from fairseq_lrpe.ops.linear_attention.causal import chunk_causal
-from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, decayed_keys, update_state
+from fairseq_lrpe.ops.linear.all_chunks import attend_all_chunks
+from fairseq_lrpe.ops.linear.causal import chunk_causal
+from fairseq_lrpe.ops.linear.state import Arguments, LinearState, decayed_keys, update_state
 from fairseq_lrpe.ops.precision import no_autocast, sum_dtype
 from fairseq_lrpe.ops.threads import run, split
 

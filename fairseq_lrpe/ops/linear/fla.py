@@ -10,8 +10,8 @@ from torch.torch_version import TorchVersion
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward
 from fairseq_lrpe.ops.constants import derived
-from fairseq_lrpe.ops.linear_attention.chunk import chunk
-from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
+from fairseq_lrpe.ops.linear.chunk import chunk
+from fairseq_lrpe.ops.linear.state import Arguments, LinearState, update_state
 from fairseq_lrpe.ops.torch_internals import mark_constant
 
 MIN_COMPUTE_CAPABILITY = (8, 0)

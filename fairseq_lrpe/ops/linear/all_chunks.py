@@ -23,9 +23,9 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
 from fairseq_lrpe.ops.constants import constant
-from fairseq_lrpe.ops.linear_attention.chunks import ONES, Chunks
-from fairseq_lrpe.ops.linear_attention.decay_weights import Weights, log_decay_gradient
-from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
+from fairseq_lrpe.ops.linear.chunks import ONES, Chunks
+from fairseq_lrpe.ops.linear.decay_weights import Weights, log_decay_gradient
+from fairseq_lrpe.ops.linear.state import Arguments, LinearState
 from fairseq_lrpe.ops.precision import no_autocast
 
 _MAX_SINGLE_CHUNK = 512

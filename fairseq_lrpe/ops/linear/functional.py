@@ -1,21 +1,15 @@
-"""Linear attention: the public function, which validates its arguments and selects a backend.
-
-The attribute ``linear_attention`` of ``fairseq_lrpe.ops`` is this function, not this package. Import other
-names from the modules of this package, such as ``fairseq_lrpe.ops.linear_attention.state``.
-"""
+"""The function ``linear_attention``, which validates its arguments and selects a backend."""
 
 import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.decay import prepared_log_decay
-from fairseq_lrpe.ops.linear_attention.chunk import attend_last, chunk
-from fairseq_lrpe.ops.linear_attention.fla import fla, fla_supports
-from fairseq_lrpe.ops.linear_attention.reference import reference
-from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
-from fairseq_lrpe.ops.linear_attention.triton_backend import triton
+from fairseq_lrpe.ops.linear.chunk import attend_last, chunk
+from fairseq_lrpe.ops.linear.fla import fla, fla_supports
+from fairseq_lrpe.ops.linear.reference import reference
+from fairseq_lrpe.ops.linear.state import Arguments, LinearState, update_state
+from fairseq_lrpe.ops.linear.triton_backend import triton
 from fairseq_lrpe.ops.precision import no_autocast, sum_dtype
-
-__all__ = ["LinearState", "linear_attention"]
 
 BACKENDS = {"reference": reference, "chunk": chunk, "fla": fla, "triton": triton}
 

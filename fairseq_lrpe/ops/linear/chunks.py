@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.feature_products import FeatureProducts
-from fairseq_lrpe.ops.linear_attention.decay_weights import chunk_weights
+from fairseq_lrpe.ops.linear.decay_weights import chunk_weights
 
 ONES = 4
 """Number of columns of ones beside v, so that rows of float32 stay aligned to 16 bytes; one is used."""
