@@ -16,11 +16,11 @@ from fairseq_lrpe.encodings.transformations import decode_output, encode_values,
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.ops.autograd import recompute
-from fairseq_lrpe.ops.decay import decay_of_keys, is_constant
+from fairseq_lrpe.ops.decay import decay_of_keys, is_constant, prepared_log_decay
 from fairseq_lrpe.ops.linear.chunk import attend_last
 from fairseq_lrpe.ops.linear.state import LinearState
 from fairseq_lrpe.ops.position_index import as_positions
-from fairseq_lrpe.ops.precision import no_autocast
+from fairseq_lrpe.ops.precision import no_autocast, sum_dtype
 from fairseq_lrpe.utils.suggest import check_choice
 
 _MIN_CHECKPOINT_KEYS = 1024
@@ -169,6 +169,8 @@ class LinearAttention(SelfAttention):
         if keys.log_decay is not None:
             log_decay = keys.log_decay
         if keys.is_small and q.size(2) == 1:
+            dtype = sum_dtype(q.dtype, keys.k.dtype, keys.v.dtype)
+            log_decay = prepared_log_decay(log_decay, q.device, dtype)
             with no_autocast(q.device):
                 return attend_last(q, keys.k, keys.v, log_decay, normalize, _EPS), keys
         return linear_attention(

@@ -47,13 +47,20 @@ def finite_log_decay(log_decay: Tensor) -> Tensor:
 
 
 def prepared_log_decay(log_decay: Tensor | None, device: torch.device, dtype: torch.dtype) -> Tensor | None:
-    """Returns :func:`finite_log_decay` on a device, with a last dimension for features, (.., 1 or d)."""
+    """Returns :func:`finite_log_decay` on a device, with one shape for all decays.
+
+    This is (1, H or 1, 1, 1 or d) for a constant decay, and (B, H, L, 1 or d) for one of each key. That of
+    a single key is equal to a constant one, because there is no distance in between.
+    """
     return None if log_decay is None else derived(_prepare, log_decay, device, dtype)
 
 
 def _prepare(log_decay, device, dtype):
     finite = finite_log_decay(log_decay.to(device, dtype))
-    return finite if is_of_features(finite) else finite[..., None]
+    if is_constant(log_decay):
+        features = log_decay.size(-1) if is_of_features(log_decay) else 1
+        return finite.reshape(1, -1, 1, features)
+    return finite if is_of_features(log_decay) else finite[..., None]
 
 
 def decay_of_keys(log_decay: Tensor, positions: Tensor, padding: Tensor | None = None) -> Tensor:

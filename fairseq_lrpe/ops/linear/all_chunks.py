@@ -44,7 +44,7 @@ def attend_all_chunks(
     step = size * _MAX_CHUNKS
     if q.size(2) <= step:
         return _attend(q, k, v, args, size)
-    varies = args.log_decay is not None and args.log_decay.dim() > 2
+    varies = args.log_decay is not None and args.log_decay.size(2) > 1
     outputs = []
     state = args.state
     for start in range(0, q.size(2), step):

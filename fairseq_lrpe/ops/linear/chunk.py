@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
-from fairseq_lrpe.ops.decay import prepared_log_decay
 from fairseq_lrpe.ops.linear.all_chunks import attend_all_chunks
 from fairseq_lrpe.ops.linear.causal import chunk_causal
 from fairseq_lrpe.ops.linear.state import Arguments, LinearState, decayed_keys, update_state
@@ -40,14 +39,14 @@ def attend_last(
 ) -> Tensor:
     """Returns the output of one query at the position of the last key, without the sums over the keys.
 
-    The arguments are those of :func:`fairseq_lrpe.ops.linear_attention`, which also checks them.
+    The arguments are those of :func:`fairseq_lrpe.ops.linear_attention`, which also checks them, except that
+    ``log_decay`` is the result of :func:`fairseq_lrpe.ops.decay.prepared_log_decay`.
     """
     dtype = sum_dtype(q.dtype, k.dtype, v.dtype)
     q = q.to(dtype)
     k = k.to(dtype)
     v = v.to(dtype)
-    if log_decay is not None:
-        k = decayed_keys(k, prepared_log_decay(log_decay, q.device, dtype))
+    k = decayed_keys(k, log_decay)
     # torch multiplies the many small matrices of a decoding step far slower with four dimensions than three.
     scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT)
     out = torch.bmm(scores, v.flatten(0, 1))

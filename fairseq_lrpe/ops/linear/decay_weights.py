@@ -37,7 +37,7 @@ def chunk_weights(log_decay: Tensor | None, size: int, length: int, like: Tensor
     """Returns the weights of chunks with ``size`` rows.
 
     Args:
-        log_decay: None, constant log decays (H or 1, K), or one for each key, (B, H, L, K).
+        log_decay: None, constant log decays (1, H or 1, 1, K), or one for each key, (B, H, L, K).
         size: C.
         length: L; rows beyond it do not decay.
         like: a tensor with the device and the dtype of the weights.
@@ -47,7 +47,7 @@ def chunk_weights(log_decay: Tensor | None, size: int, length: int, like: Tensor
         options = {"device": like.device, "dtype": like.dtype}
         pairs = constant(lower_triangle, size, **options)
         return Weights(pairs, None, None, None, constant(lower_triangle, 1 + chunks, **options))
-    if log_decay.dim() == 2:
+    if log_decay.size(2) == 1:
         return derived(_constant_weights, log_decay, size, length, like.device, like.dtype)
     rates = to_float64(log_decay)  # differences of large sums after strong decays need float64
     if padding := chunks * size - length:
@@ -56,8 +56,8 @@ def chunk_weights(log_decay: Tensor | None, size: int, length: int, like: Tensor
 
 
 def _constant_weights(log_decay, size, length, device, dtype):
-    """Returns the weights γ^distance for log γ (H or 1, K)."""
-    rates = to_float64(log_decay)
+    """Returns the weights γ^distance for log γ (1, H or 1, 1, K)."""
+    rates = to_float64(log_decay).reshape(log_decay.size(1), -1)
     is_single = rates.size(-1) == 1
     options = {"device": rates.device, "dtype": rates.dtype}
     distances = constant(_distances, size, length, is_single, **options)
@@ -131,7 +131,7 @@ def log_decay_gradient(log_decay: Tensor, rows: Tensor, first: Tensor | None, la
         rows, first, last = (x if x is None else x.sum(-1, keepdim=True) for x in (rows, first, last))
     rows = to_float64(rows)
     length = rows.size(2)
-    if log_decay.dim() > 2:
+    if log_decay.size(2) > 1:
         # The decay at position n is a term of c_i for all i ≥ n.
         sums = rows.cumsum(2)
         total = sums[:, :, -1:] if last is None else sums[:, :, -1:] + last[:, :, None].to(rows)
@@ -142,4 +142,4 @@ def log_decay_gradient(log_decay: Tensor, rows: Tensor, first: Tensor | None, la
         gradient = gradient + first.to(rows)
     if last is not None:
         gradient = gradient + (length - 1) * last.to(rows)
-    return gradient.sum(0).sum_to_size(log_decay.shape).to(log_decay)
+    return gradient[:, :, None].sum_to_size(log_decay.shape).to(log_decay)

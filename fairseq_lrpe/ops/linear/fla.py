@@ -55,7 +55,7 @@ def _can_compute(q, v, args):
         return True
     if args.log_decay.size(-1) > 1:
         return min(q.size(-1), v.size(-1)) >= MIN_WIDTH
-    is_gate = args.log_decay.dim() > 2 or args.log_decay.requires_grad
+    is_gate = args.log_decay.size(2) > 1 or args.log_decay.requires_grad
     return not (is_gate and _gates_have_wrong_gradients(q.device))
 
 
@@ -110,13 +110,11 @@ def _causal(q, k, v, args):
         decay = {}
     elif log_decay.size(-1) > 1:
         # A repeated constant decay is as large as q in float32, so it is not cached.
-        log_decay = log_decay.transpose(1, 2) if log_decay.dim() > 2 else log_decay
+        log_decay = log_decay.transpose(1, 2)
         kernel = chunk_gla
         decay = {"g": log_decay.expand_as(inputs[0])}
-    elif log_decay.dim() > 2:
-        decay = {"g": log_decay.squeeze(-1).transpose(1, 2)}
-    elif log_decay.requires_grad:
-        decay = {"g": log_decay.squeeze(-1).expand(inputs[0].shape[:-1])}
+    elif log_decay.size(2) > 1 or log_decay.requires_grad:
+        decay = {"g": log_decay.squeeze(-1).transpose(1, 2).expand(inputs[0].shape[:-1])}
     else:
         decay = {"g_gamma": derived(_decay_of_heads, log_decay, q.size(1))}
     out, _ = kernel(*inputs, **decay, scale=1.0, initial_state=initial)
@@ -129,7 +127,7 @@ def _causal(q, k, v, args):
 
 
 def _decay_of_heads(log_decay, heads):
-    return log_decay.squeeze(-1).expand(heads).contiguous()
+    return log_decay.flatten().expand(heads).contiguous()
 
 
 class _FirstOrder(torch.autograd.Function):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.ops.decay import prepared_log_decay
+from fairseq_lrpe.ops.decay import is_constant, prepared_log_decay
 from fairseq_lrpe.ops.linear.chunk import attend_last, chunk
 from fairseq_lrpe.ops.linear.fla import fla, fla_supports
 from fairseq_lrpe.ops.linear.reference import reference
@@ -76,11 +76,12 @@ def linear_attention(
         raise ValueError(f"unknown backend {backend!r}: choose from auto, {', '.join(BACKENDS)}")
 
     dtype = sum_dtype(q.dtype, k.dtype, v.dtype)
+    varies = log_decay is not None and not is_constant(log_decay)
     log_decay = prepared_log_decay(log_decay, q.device, dtype)
     state = None if state is None else LinearState(*(x.to(dtype) for x in state))
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
-        if log_decay is not None and log_decay.dim() > 2:
+        if varies:
             log_decay = log_decay.masked_fill(key_padding_mask[:, None, :, None], 0.0)
     with no_autocast(q.device):
         earlier = k.size(-2) - q.size(-2)
@@ -89,7 +90,7 @@ def linear_attention(
         # Earlier keys become part of the state, because all queries attend to both.
         if causal and earlier and backend != "reference":
             decay = log_decay
-            if log_decay is not None and log_decay.dim() > 2:
+            if varies:
                 decay, log_decay = log_decay.split([earlier, q.size(-2)], dim=2)
             state = update_state(state, k[:, :, :earlier].to(dtype), v[:, :, :earlier].to(dtype), decay)
             k = k[:, :, earlier:]

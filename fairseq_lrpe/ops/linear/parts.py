@@ -31,15 +31,18 @@ def split_input(
     length, d = q.shape[2:]
     size = max(1, min(chunk_size or default_chunk_size(d, v.size(-1)), length))
     if log_decay is not None and log_decay.size(-1) > 1:
-        if log_decay.dim() == 2:
+        if log_decay.size(2) == 1:
             size = stable_block_size(log_decay, size)
         elif chunk_size is None:
             size = gated_block_size(log_decay, size)
     groups = []
     weights = None
     for sequences, heads in split(q):
-        if log_decay is None or log_decay.dim() == 2:
-            decay = log_decay if log_decay is None or len(log_decay) == 1 else log_decay[heads]
+        if log_decay is None or log_decay.size(2) == 1:
+            decay = None
+            if log_decay is not None:
+                decay = log_decay.reshape(log_decay.size(1), -1)
+                decay = decay[heads] if len(decay) > 1 else decay
             lengths = {size, length % size} - {0}
             weights = {n: PartWeights.create(decay, n, q.device, dtype) for n in lengths}
         max_chunks = max(1, _ELEMENTS // ((heads.stop - heads.start) * size * max(d, v.size(-1))))

@@ -55,6 +55,6 @@ def _decay_sums(log_decay, j, like):
     """Returns the sums of the log decays up to each key."""
     if log_decay is None:
         return like.new_zeros(1, 1, len(j), 1)
-    if log_decay.dim() > 2:
+    if log_decay.size(2) > 1:
         return log_decay.cumsum(2)
-    return (log_decay[:, None] * (j + 1)[:, None])[None]
+    return log_decay * (j + 1)[:, None]

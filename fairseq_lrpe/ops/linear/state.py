@@ -25,7 +25,7 @@ class Arguments(NamedTuple):
 
     causal: bool
     normalize: bool
-    log_decay: Tensor | None  # constant (H, 1), (H, d) or (1, d), or of each key (B, H, Lk, 1 or d)
+    log_decay: Tensor | None  # constant (1, H or 1, 1, 1 or d), or of each key (B, H, Lk, 1 or d)
     state: LinearState | None
     return_state: bool
     chunk_size: int | None
@@ -41,7 +41,8 @@ def update_state(state: LinearState | None, k: Tensor, v: Tensor, log_decay: Ten
     length = k.size(-2)
     k = decayed_keys(k, log_decay)
     if log_decay is not None and state is not None:
-        decay = torch.exp(log_decay.sum(2) if log_decay.dim() > 2 else log_decay * length)
+        total = log_decay.squeeze(2) * length if log_decay.size(2) == 1 else log_decay.sum(2)
+        decay = torch.exp(total)
         state = LinearState(state.kv * decay[..., None], state.k_sum * decay)
     if length == 1 and state is not None:  # a decoding step, in which addcmul saves one pass over the state
         return LinearState(torch.addcmul(state.kv, k.mT, v), state.k_sum + k.squeeze(-2))
@@ -56,7 +57,7 @@ def decayed_keys(k: Tensor, log_decay: Tensor | None) -> Tensor:
     length = k.size(-2)
     if log_decay is None or length == 1:
         return k
-    if log_decay.dim() > 2:
+    if log_decay.size(2) > 1:
         return k * torch.exp(log_decay.sum(2, keepdim=True) - log_decay.cumsum(2))
     age = torch.arange(length - 1, -1, -1, device=k.device)
-    return k * torch.exp(log_decay[:, None] * age[:, None])
+    return k * torch.exp(log_decay * age[:, None])

@@ -132,9 +132,11 @@ def _attend(
         return
     x, y, z = (matrix if matrix.stride(-1) == 1 else matrix.contiguous() for matrix in (x, y, z))
     first = [state if state is None else state.contiguous() for state in first]
-    decay_strides = (0, 0, 0) if log_decay is None else log_decay.stride()[:3]
-    if log_decay is not None and log_decay.dim() == 2:
-        decay_strides = 0, log_decay.stride(0) if log_decay.size(0) > 1 else 0, 0
+    decay_strides = (0, 0, 0)
+    if log_decay is not None:
+        # A decay that is the same for all sequences, heads or keys is not repeated in memory.
+        sizes = zip(log_decay.shape[:3], log_decay.stride()[:3], strict=True)
+        decay_strides = [0 if size == 1 else stride for size, stride in sizes]
     matrices = x, y, z, z if out is None else out
     strides = chain.from_iterable(matrix.stride()[:3] for matrix in matrices)
     with torch.cuda.device_of(q):
