@@ -191,13 +191,6 @@ def test_averages_of_models(as_on):
     assert_follows(fairseqs.model)
 
 
-class Other(nn.Module):
-    """A parametrization that replaces a permutation."""
-
-    def forward(self, x):
-        return build(seed=1)._buffers["permutation"]
-
-
 @torch.no_grad()
 def test_replaced_permutations(as_on):
     module, other = build(), build(seed=1)
