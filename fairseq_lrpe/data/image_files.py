@@ -1,4 +1,4 @@
-"""Listing and decoding of image files."""
+"""Lists image files, and decodes them to 8 bits per channel."""
 
 import io
 from pathlib import Path
