@@ -46,7 +46,7 @@ class LabeledWords(Labeled):
         for split, rows in self.rows(args).items():
             *texts, labels = zip(*islice(rows, args.train_rows if split == "train" else None), strict=True)
             for number, column in enumerate(texts):
-                lines = (" ".join(text.split()) for text in column)
+                lines = [" ".join(text.split()) for text in column]
                 write_lines(folder / f"{split}.input{number}.txt", lines)
             if labels[0] is not None:
                 write_lines(folder / f"{split}.label", labels)

@@ -68,7 +68,7 @@ class Moses:
                 counts.update(line.split())
         learn_bpe.tqdm = functools.partial(tqdm, desc=self.path.name, unit="merges", disable=None)
         merges = io.StringIO()
-        lines = (f"{word} {count}" for word, count in counts.items())
+        lines = [f"{word} {count}" for word, count in counts.items()]
         learn_bpe.learn_bpe(lines, merges, types, is_dict=True)
         write_atomic(self.path, merges.getvalue())
 
