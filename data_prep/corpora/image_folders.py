@@ -97,7 +97,9 @@ class ClassFolders(Labeled):
         self, split: str, images: list[ImageFile], read: Callable[[ImageFile], np.ndarray], workers: int
     ) -> Iterator[tuple[np.ndarray, int]]:
         """Yields (values, index of the class) of the readable images of a split."""
-        named = [(f"{split}/{image.label}/{image.name}", image) for image in images]
+        named = []
+        for image in images:
+            named.append((f"{split}/{image.label}/{image.name}", image))
         for image, values in self.readable(read, named, workers):
             yield values, self.labels.index(image.label)
 
@@ -266,7 +268,10 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
     truth = read_file(devkit / "ILSVRC2012_validation_ground_truth.txt").split()
     synsets = loadmat(table, squeeze_me=True)["synsets"]
     classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
-    files = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
+    files = []
+    for name, begin, size in files_of_tar(archive):
+        files.append((Path(name).name, begin, size))
+    files.sort()
     if len(files) != len(truth):
         wrong = f"{archive} has {len(files):,} images, but {DEVKIT} has the classes of {len(truth):,}"
         raise UserError(f"{wrong}: download both again")

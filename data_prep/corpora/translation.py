@@ -114,7 +114,7 @@ class Translation(Corpus):
         functions = {language: partial(codec.words, language) for language in LANGUAGES}
         encode(names.values(), functions, text, words, args.workers)
         if not codec.path.is_file():
-            codec.learn([words / f"train.{language}" for language in LANGUAGES], args.bpe_types)
+            codec.learn(sides(words, "train").values(), args.bpe_types)
         encode(names.values(), dict.fromkeys(LANGUAGES, codec.pieces), words, pieces, args.workers)
         clean.mkdir(exist_ok=True)
         verdicts = {name: judge(pieces, name) for name in cleaned}
@@ -157,11 +157,16 @@ def in_folder(folder: Path) -> Files:
     splits = {}
     for split, names in NAMES.items():
         for name in (*names, names[0]):  # the first name is that of a missing file
-            paths = {language: folder / f"{name}.{language}" for language in LANGUAGES}
+            paths = sides(folder, name)
             splits[split] = [paths]
             if paths[LANGUAGES[0]].exists():
                 break
     return splits
+
+
+def sides(folder: Path, name: str) -> dict[str, Path]:
+    """Returns {language: file} of the two sides of a text."""
+    return {language: folder / f"{name}.{language}" for language in LANGUAGES}
 
 
 def plain(path: Path) -> Path:
@@ -205,8 +210,9 @@ def verdict(pair: tuple[str, str]) -> str:
 
 def judge(folder: Path, split: str) -> list[str]:
     """Returns the :func:`verdict` of each tokenized pair of a split."""
-    sides = [read_lines(folder / f"{split}.{language}") for language in LANGUAGES]
-    return [verdict(pair) for pair in progress(zip(*sides, strict=True), f"cleaning {split}", "pairs")]
+    source, target = sides(folder, split).values()
+    pairs = zip(read_lines(source), read_lines(target), strict=True)
+    return [verdict(pair) for pair in progress(pairs, f"cleaning {split}", "pairs")]
 
 
 def copy_kept(source: Path, target: Path, verdicts: list[str]) -> None:
