@@ -50,7 +50,11 @@ def questions(splits: Iterable[str]) -> list[str]:
 
 def raw_text(data: Path, splits: Iterable[str], columns: Iterable[str]) -> list[Path]:
     """Returns the files with the text of a prepared corpus before tokenization, which evaluations read."""
-    return [data.parent / "text" / f"{split}.{column}" for split in splits for column in columns]
+    paths = []
+    for split in splits:
+        for column in columns:
+            paths.append(data.parent / "text" / f"{split}.{column}")
+    return paths
 
 
 def classified(splits: Iterable[str], inputs: int) -> list[str]:

@@ -45,7 +45,9 @@ class Characters(LineCodec):
     """Codec of characters, where ▁ represents a space and <unk> is one symbol."""
 
     def encode(self, line, start=True):
-        words = [word if word == "<unk>" else " ".join(word) for word in line.split()]
+        words = []
+        for word in line.split():
+            words.append(word if word == "<unk>" else " ".join(word))
         symbols = f" {SPACE} ".join(words)
         if start or not line.startswith(" "):
             return symbols
