@@ -24,12 +24,14 @@ def number(text: str, minimum: int = 1, **options) -> dict:
 
 def compared(counts: dict[str, int], published: dict[str, int] | None) -> str:
     """Returns the text of {name: count}, and of the published counts, if they are known and different."""
-    found, expected = (
-        ", ".join(f"{name} {count:,}" for name, count in x.items()) for x in (counts, published or {})
-    )
+    text = counts_text(counts)
     if not published:
-        return found
-    return f"{found}, as published" if counts == published else f"{found}; published: {expected}"
+        return text
+    return f"{text}, as published" if counts == published else f"{text}; published: {counts_text(published)}"
+
+
+def counts_text(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
 class Corpus:
@@ -52,7 +54,8 @@ class Corpus:
     unrecorded = ("source", "out", "workers", "bpe")
 
     def __init__(self, name: str):
-        self.name, self.facts = name, SOURCES.get(name, {})
+        self.name = name
+        self.facts = SOURCES.get(name, {})
 
     def parts(self, args: Namespace) -> list[Namespace]:
         """Returns the options of each separately prepared part, such as a GLUE task, with its own ``out``."""
@@ -84,9 +87,11 @@ class Corpus:
 
     def record(self, args: Namespace) -> dict:
         """Returns {option: value} of all options that affect the data, and "from", with absolute paths."""
-        values = {name: value for name, value in vars(args).items() if name not in self.unrecorded}
-        paths = {name: os.path.realpath(x) for name, x in values.items() if isinstance(x, Path)}
-        return {"from": args.source and os.path.realpath(args.source), **values, **paths}
+        record = {"from": args.source and os.path.realpath(args.source)}
+        for name, value in vars(args).items():
+            if name not in self.unrecorded:
+                record[name] = os.path.realpath(value) if isinstance(value, Path) else value
+        return record
 
     def vocabulary(self, data: Path) -> str:
         sizes = {"types": layout.vocabulary_size(data / "dict.txt")}

@@ -32,15 +32,17 @@ def cut(path: Path, groups: list[list[Row]], counts: list[int]) -> dict[str, lis
         counts: Maximum number of rows of train, valid and test.
     """
     if sum(counts) > (total := sum(map(len, groups))):
-        wanted = f"{' + '.join(f'{count:,}' for count in counts)}: reduce them"
-        raise UserError(f"{path} has only {total:,} rows, but --cut requests {wanted}")
-    found, taken = {}, 0
+        wanted = " + ".join(f"{count:,}" for count in counts)
+        raise UserError(f"{path} has only {total:,} rows, but --cut requests {wanted}: reduce them")
+    splits = {}
+    taken = 0  # number of groups
     for split, most in zip(SPLITS, counts, strict=False):
-        rows = found[split] = []
+        rows = []
+        splits[split] = rows
         while taken < len(groups) and len(rows) + len(groups[taken]) <= most:
             rows += groups[taken]
             taken += 1
         if not rows:
             wanted = f"{most} rows for {split}, but the next {len(groups[taken])} belong together"
             raise UserError(f"{path}: --cut requests {wanted}: allow more")
-    return found
+    return splits

@@ -68,7 +68,8 @@ def fetch(dest: Path, facts: dict, copy: Path | None = None, option: str = "--fr
         return copy
     if dest.is_file() and not mismatch(dest, facts):
         return dest
-    part, reasons = dest.with_name(dest.name + ".part"), []
+    part = dest.with_name(dest.name + ".part")
+    reasons = []
     part.parent.mkdir(parents=True, exist_ok=True)
     for mirror in facts["mirrors"]:
         url = f"{mirror}/{dest.name}"
@@ -175,7 +176,8 @@ def unpacked(source: Path, folder: Path) -> Path:
             with zipfile.ZipFile(source) as archive:  # shutil skips every name with two dots
                 members = with_slashes(archive.infolist())
                 for member in members:
-                    name, is_link = member.filename, stat.S_ISLNK(member.external_attr >> 16)
+                    name = member.filename
+                    is_link = stat.S_ISLNK(member.external_attr >> 16)
                     inside = not name.startswith("/") and ".." not in name.split("/")
                     check_member(source, name, inside and not is_link)  # zipfile cannot create links
                 archive.extractall(folder, members)
@@ -201,7 +203,8 @@ def all_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
 
     tarfile regards a damaged or truncated header as the end.
     """
-    members, file = archive.getmembers(), archive.fileobj
+    members = archive.getmembers()
+    file = archive.fileobj
     file.seek(archive.offset)
     if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
         raise tarfile.ReadError(f"neither a file nor its end follows at byte {archive.offset:,}")
@@ -242,14 +245,24 @@ def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
                 yield member.name, member.offset_data, member.size
                 continue
             with tarfile.open(fileobj=opened.extractfile(member)) as nested:
-                for file in (x for x in all_members(nested) if x.isfile() and not is_hidden(x.name)):
-                    yield f"{member.name}/{file.name}", member.offset_data + file.offset_data, file.size
+                for file in all_members(nested):
+                    if file.isfile() and not is_hidden(file.name):
+                        begin = member.offset_data + file.offset_data
+                        yield f"{member.name}/{file.name}", begin, file.size
 
 
 # Of damaged archives. LookupError: a hard link to a missing member; ValueError: a name that no file can have.
 ARCHIVE_ERRORS = (
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
-    *(EOFError, OSError, LookupError, ValueError, OverflowError),
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    OSError,
+    LookupError,
+    ValueError,
+    OverflowError,
 )
 
 

@@ -65,7 +65,8 @@ class Labeled(Corpus):
             UserError: At the end, if most of the images are unreadable.
             OSError: If a file cannot be read.
         """
-        before, total = len(self.unreadable), len(images)
+        before = len(self.unreadable)
+        total = len(images)
         contents = [image for _, image in images]
         with closing(ordered_map(partial(try_read, read), contents, workers, BLOCK)) as results:
             for (name, image), (values, error) in zip(images, results, strict=True):
@@ -73,7 +74,8 @@ class Labeled(Corpus):
                     self.unreadable.append(f"{name}: {error}")
                 else:
                     yield image, values
-        if 2 * (count := len(self.unreadable) - before) > total:
+        count = len(self.unreadable) - before
+        if 2 * count > total:
             example = f"for example {self.unreadable[-1]}"
             raise UserError(f"{count:,} of {total:,} images are unreadable, {example}; repair or remove them")
 
@@ -149,7 +151,7 @@ def try_read(read: Callable, image: tuple) -> tuple[np.ndarray | None, str]:
 
 def dataset_builder(prefix: Path, types: int):
     """Returns a builder of rows of indices into a dictionary of ``types`` symbols, or of bytes if it is 0."""
-    from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder  # takes seconds to import
+    from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
     dtype = (np.uint16 if types <= 1 << 16 else np.int32) if types else np.uint8
     return MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
@@ -161,16 +163,18 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
     Rows are (values of each input ..., label). Values are indices into a dictionary of ``types`` symbols, or
     UNKNOWN; if ``types`` is 0, they are bytes. The label is the index of a class, or -1 if it is unknown.
     """
-    builders, labels, specials = [], [], SPECIALS if types else 0
+    specials = SPECIALS if types else 0
+    builders = []
+    labels = []
     for *inputs, label in progress(rows, f"writing {split}", "rows", total=total):
-        if not builders:
-            prefixes = [folder / f"{split}.input{i}" for i in range(len(inputs))]
-            builders = [(dataset_builder(prefix, types + specials), f"{prefix}.idx") for prefix in prefixes]
-        for (builder, _), values in zip(builders, inputs, strict=True):
+        if not builders:  # the first row says how many inputs there are
+            for number in range(len(inputs)):
+                builders.append(dataset_builder(folder / f"{split}.input{number}", types + specials))
+        for builder, values in zip(builders, inputs, strict=True):
             builder.add_item(torch.from_numpy(np.asarray(values, dtype=np.int64) + specials))
         labels.append(label)
-    for builder, index in builders:
-        builder.finalize(index)
+    for number, builder in enumerate(builders):
+        builder.finalize(f"{folder / split}.input{number}.idx")
     np.save(folder / f"{split}.label.npy", np.array(labels, dtype=np.int64))
     return len(labels)
 

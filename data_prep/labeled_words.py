@@ -45,8 +45,9 @@ class LabeledWords(Labeled):
     def write_text(self, args, folder):
         for split, rows in self.rows(args).items():
             *texts, labels = zip(*islice(rows, args.train_rows if split == "train" else None), strict=True)
-            for i, column in enumerate(texts):
-                write_lines(folder / f"{split}.input{i}.txt", (" ".join(text.split()) for text in column))
+            for number, column in enumerate(texts):
+                lines = [" ".join(text.split()) for text in column]
+                write_lines(folder / f"{split}.input{number}.txt", lines)
             if labels[0] is not None:
                 write_lines(folder / f"{split}.label", labels)
 
@@ -61,10 +62,12 @@ class LabeledWords(Labeled):
         super().prepare(args, folder)
 
     def splits(self, args):
-        text, numbers = args.out / "text", {word: i for i, word in enumerate(self.types)}
+        text = args.out / "text"
+        numbers = {word: number for number, word in enumerate(self.types)}
 
         def encoded(path):
-            return ([numbers.get(word, UNKNOWN) for word in line.split()] for line in read_lines(path))
+            for line in read_lines(path):
+                yield [numbers.get(word, UNKNOWN) for word in line.split()]
 
         for split in splits_in(text, ".input0.txt"):
             file = text / f"{split}.label"

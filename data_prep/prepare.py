@@ -26,16 +26,19 @@ USAGE = f"{PREPARE} NAME prepares a corpus (--help lists its options)"
 
 
 def state(folder: str) -> str:
-    found = sorted(REPOSITORY.glob(folder.replace("TASK", "*")))
-    if not found:
+    folders = sorted(REPOSITORY.glob(folder.replace("TASK", "*")))
+    if not folders:
         return "-"
-    return f"prepared: {' '.join(path.parent.name for path in found)}" if "TASK" in folder else "prepared"
+    if "TASK" not in folder:
+        return "prepared"
+    return f"prepared: {' '.join(path.parent.name for path in folders)}"
 
 
 def listing() -> Table:
     table = Table("name", "description", "origin", "folder", "state", title=USAGE, title_justify="left")
     for name in (*CORPORA, *MINI):
-        row, folder = CORPORA[MINI.get(name, name).split()[0]], data_folder(name)
+        row = CORPORA[MINI.get(name, name).split()[0]]
+        folder = data_folder(name)
         description = prepare_arguments(name) if name in MINI else row.description
         origin = "needs --from" if name in MINI and "--from" in description else row.origin
         table.add_row(name, description, origin, folder, state(folder))
@@ -135,7 +138,8 @@ def prepare_part(corpus: Corpus, args: Namespace) -> None:
 
     Removes unpacked archives and, if the input is invalid, OUT/text, unless an earlier call created it.
     """
-    data, text = args.out / "bin", args.out / "text"
+    data = args.out / "bin"
+    text = args.out / "text"
     had_text = text.exists()
     try:
         if data.is_dir():

@@ -1,4 +1,4 @@
-"""Validation of text files and of their rows."""
+"""Validation of text files and of their rows; few broken rows are left out, and many are an error."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,8 @@ def check_text(path: Path) -> int:
     """
     if not file_exists(path):
         raise UserError(f"{path} is missing: `--help` describes the files that --from expects")
-    count, blank = 0, True
+    count = 0
+    blank = True
     for line in progress(read_lines(path), f"checking {path.name}", "lines"):
         count += 1
         blank = blank and not line.strip()
@@ -38,9 +39,9 @@ def check_parallel(paths: Iterable[Path]) -> None:
 
 def check_one_folder(folders: Iterable[Path], source: Path) -> None:
     """Raises UserError if there are several folders below ``source``, because they may be copies of one."""
-    one, *others = sorted({os.path.relpath(folder, source) for folder in folders})
+    first, *others = sorted({os.path.relpath(folder, source) for folder in folders})
     if others:
-        wrong = f"--from has files in {one} and {others[0]}, which may be the same ones"
+        wrong = f"--from has files in {first} and {others[0]}, which may be the same ones"
         raise UserError(f"{wrong}: pass a folder with one of them")
 
 
@@ -65,7 +66,9 @@ def usable_rows(
         UserError: At the end, if no row is left, if more lines are broken than usable, or if a line is broken
             and all are ``required``.
     """
-    kept, broken, first = 0, 0, ""
+    kept = 0
+    broken = 0
+    first = ""
     for number, line in enumerate(lines, start):
         if kept == limit:
             break

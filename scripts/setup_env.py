@@ -12,8 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parents[1]
 ENV = Path(os.environ.get("VIRTUAL_ENV") or ROOT / ".venv")
 PACKAGES = ENV / f"lib/python3.{sys.version_info.minor}/site-packages"
-PYTHON, READY = ENV / "bin/python", ENV / ".fairseq-lrpe-ready"
-REQUIREMENTS = "".join((ROOT / name).read_text() for name in ("constraints.txt", "setup.py"))
+PYTHON = ENV / "bin/python"
+READY = ENV / ".fairseq-lrpe-ready"
+REQUIREMENTS = (ROOT / "constraints.txt").read_text() + (ROOT / "setup.py").read_text()
 TORCH = re.search(r"^torch==(.*)", REQUIREMENTS, re.MULTILINE)[1]
 NAMES = {"default": TORCH, "cu126": f"{TORCH}+cu126", "cpu": f"{TORCH}+cpu"}
 
@@ -32,8 +33,8 @@ def choose_version(current):
     is_old = all(5 <= capability <= 9 and driver >= 525 for capability, driver, _ in gpus)
     if is_new or is_old:
         return NAMES["cu126"] if is_old and (current == NAMES["cu126"] or not is_new) else TORCH
-    found = f"{gpus} (compute capability, driver, name)"
-    raise RuntimeError(f"no build of torch {TORCH} supports {found}: update the driver or pass --torch")
+    described = f"{gpus} (compute capability, driver, name)"
+    raise RuntimeError(f"no build of torch {TORCH} supports {described}: update the driver or pass --torch")
 
 
 def pip(*arguments, check=True):
@@ -48,7 +49,8 @@ def install_torch(version):
         arguments += ["--extra-index-url", f"https://download.pytorch.org/whl/{version.split('+')[1]}"]
         if version == NAMES["cpu"] and pip("--dry-run", *arguments, check=False).returncode:
             print(f"no index offers torch {version}; installing {TORCH}, which also runs on CPUs")
-            version, arguments = TORCH, ["--no-deps", f"torch==={TORCH}"]
+            version = TORCH
+            arguments = ["--no-deps", f"torch==={TORCH}"]
     pip(*arguments)
     return version
 
@@ -61,11 +63,21 @@ def stale_folder():
     for program in (ENV / "bin/torchrun", ENV / "bin/fairseq-train"):
         head = program.read_text().split("\n", 2)[:2] if program.exists() else []
         # A path with spaces is in the second line, after #!/bin/sh.
-        found = re.search(
+        interpreter = re.search(
             r'^#!(?:/bin/sh\n.*")?(/[^"\n]*)/python[\d.]*(?:"|$)', "\n".join(head), re.MULTILINE
         )
-        if found and not (os.path.exists(found[1]) and os.path.samefile(found[1], PYTHON.parent)):
-            return found[1]
+        if interpreter and not (
+            os.path.exists(interpreter[1]) and os.path.samefile(interpreter[1], PYTHON.parent)
+        ):
+            return interpreter[1]
+
+
+def installed_torch():
+    """Returns the version of torch that is installed completely, or None."""
+    for package in metadata.distributions(name="torch", path=[str(PACKAGES)]):
+        if package.read_text("RECORD") is not None:  # pip writes it last
+            return package.version
+    return None
 
 
 def setup(requested, version, current, rebuild):
@@ -96,8 +108,7 @@ def main():
     parser.add_argument("--dry-run", action="store_true", help="print what would be installed")
     options = parser.parse_args()
     requested = NAMES.get(options.torch)
-    found = metadata.distributions(name="torch", path=[str(PACKAGES)])  # RECORD is written last
-    current = next((each.version for each in found if each.read_text("RECORD") is not None), None)
+    current = installed_torch()
     done = READY.read_text().split("\n", 3) if READY.exists() else [None]
     is_users = ENV.resolve() != (ROOT / ".venv").resolve()
     stale = None if is_users else stale_folder()

@@ -45,6 +45,8 @@ class Docstrings(Extension):
     def on_object(self, *, obj, **_):
         if obj.docstring:
             obj.docstring.value = re.sub(r":\w+:`([\w.]+)`", r"[`\1`][\1]", obj.docstring.value)
-            if options := OPTIONS.get(obj.path):
-                lines = [f"    {name}: {text}" for name, text in options.items()]
-                obj.docstring.value += "\n".join(["\n\nArgs:", *lines])
+            options = OPTIONS.get(obj.path)
+            if options:
+                obj.docstring.value += "\n\nArgs:"
+                for name, text in options.items():
+                    obj.docstring.value += f"\n    {name}: {text}"

@@ -33,12 +33,20 @@ class Tasks(Corpus):
 
     def parts(self, args):
         tasks = {name: get_task(name) for name in args.tasks}
-        return [Namespace(**{**vars(args), "name": x, "task": tasks[x], "out": args.out / x}) for x in tasks]
+        parts = []
+        for name, task in tasks.items():
+            part = Namespace(**vars(args))
+            part.name = name
+            part.task = task
+            part.out = args.out / name
+            parts.append(part)
+        return parts
 
     def download(self, args: Namespace) -> Path:
-        files = self.facts[args.name]["files"]
-        mirrors = {"mirrors": self.facts["mirrors"]}
-        paths = [fetch(args.out / file, {**mirrors, **facts}) for file, facts in files.items()]
+        paths = []
+        for name, facts in self.facts[args.name]["files"].items():
+            facts = {"mirrors": self.facts["mirrors"], **facts}
+            paths.append(fetch(args.out / name, facts))
         folder = args.out / UNPACKED / args.name
         if args.name == "MRPC":
             split_mrpc(*paths, folder)
@@ -53,7 +61,8 @@ class Tasks(Corpus):
             limit = args.train_rows if split == "train" else None
             values = zip(*rows(source / file, args.task, split, limit), strict=True)
             for column, texts in zip(columns(args.task, split), values, strict=True):
-                write_lines(folder / f"{split}.{column}{'' if column == 'label' else '.txt'}", texts)
+                ending = "label" if column == "label" else f"{column}.txt"
+                write_lines(folder / f"{split}.{ending}", texts)
             counts[split] = len(texts)
         (folder / "rows.json").write_text(json.dumps(counts) + "\n")
         # A complete dictionary for fairseq-preprocess --srcdict, which adds no madeupwords to it.
@@ -74,14 +83,17 @@ class Glue(Tasks, BytePairCorpus):
     options = {**task_option([*TASKS], PAPER_TASKS), **TRAIN_ROWS, **BytePairCorpus.options}
 
     def prepare(self, args, folder):
-        bpe, text = args.out.parent / "gpt2_bpe", self.text(args)
+        text = self.text(args)
+        bpe = args.out.parent / "gpt2_bpe"
         gpt2_bpe.provide(bpe, args.bpe, args.bpe_types)
         for path in sorted(text.glob("*.input?.txt")):
             map_lines(gpt2_bpe.line_encoder(bpe), path, path.with_suffix(""), args.workers)
         for column in columns(args.task, "train"):
-            splits, dictionary = args.task.files, bpe / "dict.txt"
+            splits = args.task.files
+            dictionary = bpe / "dict.txt"
             if column == "label":
-                splits, dictionary = args.task.labeled, text / "labels.txt"
+                splits = args.task.labeled
+                dictionary = text / "labels.txt"
             if column == "label" and not args.task.labels:
                 (folder / column).mkdir()
                 for split in splits:
@@ -89,9 +101,11 @@ class Glue(Tasks, BytePairCorpus):
                 continue
             texts = {}  # one call for valid and valid1 because fairseq-preprocess is slow to start
             for kind in SPLITS:
-                if paths := [text / f"{x}.{column}" for x in splits if x.startswith(kind)]:
-                    texts[kind] = paths
-            log, flags = args.out / "preprocess.log", ("--only-source", "--srcdict", dictionary)
+                for split in splits:
+                    if split.startswith(kind):
+                        texts.setdefault(kind, []).append(text / f"{split}.{column}")
+            log = args.out / "preprocess.log"
+            flags = ("--only-source", "--srcdict", dictionary)
             preprocess(texts, folder / column, log, *flags, workers=args.workers)
         shutil.copyfile(text / "rows.json", folder / "rows.json")
 
@@ -134,12 +148,14 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
     """
     if not file_exists(path):
         raise UserError(f"{path} is missing: this folder must have {', '.join(task.files.values())}")
-    lines, labeled = read_lines(path), split in task.labeled
+    lines = read_lines(path)
+    labeled = split in task.labeled
     has_header = not (labeled and task.header)
     header = next(lines, "").split("\t") if has_header else task.header
     names = [*task.sentences, task.label] if labeled else task.sentences
-    if missing := [name for name in names if name not in header]:
-        raise UserError(f"{path} line 1 has no column {missing[0]}: pass the published file")
+    for name in names:
+        if name not in header:
+            raise UserError(f"{path} line 1 has no column {name}: pass the published file")
     columns_used = [header.index(name) for name in names]
 
     def parse(line):
@@ -152,14 +168,14 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
                 raise UserError(f"has an empty {name}")
         return [*values[:-1], label(values[-1], task)] if labeled else values
 
-    found = usable_rows(lines, parse, path, start=1 + has_header, limit=limit, required=not labeled)
-    return with_quotes_reported(found, path)
+    intact = usable_rows(lines, parse, path, start=1 + has_header, limit=limit, required=not labeled)
+    return with_quotes_reported(intact, path)
 
 
-def with_quotes_reported(found: Iterator[list], path: Path) -> Iterator[list]:
-    """Yields rows, and at the end prints the number of rows that another program has quoted."""
+def with_quotes_reported(intact: Iterator[list], path: Path) -> Iterator[list]:
+    """Yields intact rows, and at the end prints the number of rows that another program has quoted."""
     quoted = 0
-    for row in found:
+    for row in intact:
         quoted += any(isinstance(value, str) and is_quoted(value) for value in row)
         yield row
     if quoted:
@@ -193,8 +209,12 @@ def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:
     ids = {tuple(line.split()) for line in dev_ids.read_bytes().splitlines()}
     with train.open("rb") as file:
         header, *rest = file
-    chosen = {line: tuple(line.split(b"\t")[1:3]) in ids for line in rest}
+    train_lines = [header]
+    dev_lines = [header]
+    for line in rest:
+        is_dev = tuple(line.split(b"\t")[1:3]) in ids
+        (dev_lines if is_dev else train_lines).append(line)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, in_dev in (("train.tsv", False), ("dev.tsv", True)):
-        (folder / name).write_bytes(b"".join([header, *(x for x in rest if chosen[x] == in_dev)]))
+    (folder / "train.tsv").write_bytes(b"".join(train_lines))
+    (folder / "dev.tsv").write_bytes(b"".join(dev_lines))
     shutil.copyfile(test, folder / "test.tsv")

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import combinations, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,8 @@ SPLITS = {  # {name of a folder in lowercase: split}
     **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-TRAIN, VALID = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+TRAIN = "ILSVRC2012_img_train.tar"
+VALID = "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 DEVKIT_FOLDER = "ILSVRC2012_devkit_t12/data"
 QUALITY = 95  # of resized JPEG files
@@ -77,19 +79,29 @@ class ClassFolders(Labeled):
         return in_class_folders(self.archive(args))
 
     def splits(self, args):
-        found = with_validation(self.find(args))
-        found["train"] = found["train"][: args.train_rows]
+        splits = with_validation(self.find(args))
+        splits["train"] = splits["train"][: args.train_rows]
+        for images in splits.values():
+            images.sort()
         read = partial(read_image, shorter_side=args.shorter_side)
-        return self.rows({split: sorted(images) for split, images in found.items()}, read, args.workers)
+        return self.rows(splits, read, args.workers)
 
     def rows(self, splits: ImageFiles, read: Callable[[ImageFile], np.ndarray], workers: int) -> Iterator:
         """Yields (split, rows, number of images); ``read`` returns the values of an image."""
         check_classes(splits)
-        self.labels = sorted({image.label for image in splits["train"]})
+        self.labels = sorted(set(map(attrgetter("label"), splits["train"])))
         for split, images in splits.items():
-            named = [(f"{split}/{image.label}/{image.name}", image) for image in images]
-            found = self.readable(read, named, workers)
-            yield split, ((values, self.labels.index(image.label)) for image, values in found), len(images)
+            yield split, self.split_rows(split, images, read, workers), len(images)
+
+    def split_rows(
+        self, split: str, images: list[ImageFile], read: Callable[[ImageFile], np.ndarray], workers: int
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Yields (values, index of the class) of the readable images of a split."""
+        named = []
+        for image in images:
+            named.append((f"{split}/{image.label}/{image.name}", image))
+        for image, values in self.readable(read, named, workers):
+            yield values, self.labels.index(image.label)
 
     def metadata(self, args):
         return {"images": True}
@@ -106,11 +118,11 @@ class ImageNet(ClassFolders):
     accepts = f"a folder with {TRAIN}, {VALID} and {DEVKIT}; or {ClassFolders.accepts}"
 
     def find(self, args):
-        train, valid, devkit = (args.source / name for name in (TRAIN, VALID, DEVKIT))
+        train = args.source / TRAIN
         if not file_exists(train):
             return super().find(args)
-        devkit = unpacked(devkit, args.out / UNPACKED) / DEVKIT_FOLDER
-        return {"train": ilsvrc_train(train), "valid": ilsvrc_valid(valid, devkit)}
+        devkit = unpacked(args.source / DEVKIT, args.out / UNPACKED) / DEVKIT_FOLDER
+        return {"train": ilsvrc_train(train), "valid": ilsvrc_valid(args.source / VALID, devkit)}
 
 
 def in_class_folders(folder: Path) -> ImageFiles:
@@ -125,38 +137,58 @@ def in_class_folders(folder: Path) -> ImageFiles:
             folders of the splits are not side by side.
     """
     files = {path.relative_to(folder).parts: path for path in visible_files(folder)}
-    images = {parts for parts in files if is_image(parts[-1])}
-    depths = [i for parts in images for i, part in enumerate(parts[:-1]) if split_of(part) == "train"]
-    if not depths:
-        expected = f"expected files train/CLASS/NAME that end in {', '.join(SUFFIXES)}"
-        raise UserError(f"--from has no training images: {expected}")
-    depth, found, ignored, unclear = min(depths), defaultdict(list), [], defaultdict(list)
+    depth = depth_of_splits(files)
+    images = defaultdict(list)
     folders = set()
+    ignored = []
+    unclear = defaultdict(list)  # {split: files that may be images}
     for parts, path in files.items():
-        split, inside = split_of(parts[depth]) if len(parts) > depth + 1 else None, parts[depth + 1 :]
-        if parts in images and split and len(inside) > 1:
+        split = split_of(parts[depth]) if len(parts) > depth + 1 else None
+        inside = parts[depth + 1 :]
+        if is_image(parts[-1]) and split and len(inside) > 1:
             label = unicodedata.normalize("NFC", inside[0])  # macOS decomposes accented characters
-            found[split].append(ImageFile(label, "/".join(inside[1:]), path))
+            images[split].append(ImageFile(label, "/".join(inside[1:]), path))
             folders.add(parts[: depth + 1])
             continue
         ignored.append("/".join(parts))
-        if parts in images and split != "test":
+        if is_image(parts[-1]) and split != "test":
             unclear[split].append(ignored[-1])
         elif split == "valid":  # perhaps an image of an unknown format
             unclear[None].append(ignored[-1])
-    if wrong := [*unclear["train"], *unclear["valid"], *(() if "valid" in found else unclear[None])]:
+    wrong = unclear["train"] + unclear["valid"]
+    if "valid" not in images:
+        wrong += unclear[None]
+    if wrong:
         expected = f"{{train,valid,test}}/CLASS/NAME, with the ending {', '.join(SUFFIXES)}"
         raise UserError(f"{wrong[0]} may be an image: rename it to {expected}, or remove it")
-    for one, other in combinations(sorted(folders), 2):
-        if one[:-1] != other[:-1] or split_of(one[-1]) == split_of(other[-1]):
-            wrong = f"{'/'.join(one)} and {'/'.join(other)}"
-            expected = "pass a folder with one folder for each split, all of them in the same folder"
-            raise UserError(f"--from has images in {wrong}, which may be the same ones: {expected}")
-    if "valid" in found:
-        print(f"validation images: {len(found['valid']):,}; no training images are held out")
+    check_side_by_side(folders)
+    if "valid" in images:
+        print(f"validation images: {len(images['valid']):,}; no training images are held out")
     if ignored:
         print(f"ignored: {len(ignored):,} files, such as {min(ignored)}")
-    return found
+    return images
+
+
+def depth_of_splits(files: Iterable[tuple[str, ...]]) -> int:
+    """Returns the smallest depth of a training folder with an image, given the parts of paths."""
+    depths = []
+    for parts in files:
+        for depth, folder in enumerate(parts[:-1]):
+            if split_of(folder) == "train" and is_image(parts[-1]):
+                depths.append(depth)
+    if not depths:
+        expected = f"expected files train/CLASS/NAME that end in {', '.join(SUFFIXES)}"
+        raise UserError(f"--from has no training images: {expected}")
+    return min(depths)
+
+
+def check_side_by_side(folders: Iterable[tuple[str, ...]]) -> None:
+    """Raises UserError if two folders of splits are of the same split, or not in the same folder."""
+    for first, second in combinations(sorted(folders), 2):
+        if first[:-1] != second[:-1] or split_of(first[-1]) == split_of(second[-1]):
+            wrong = f"{'/'.join(first)} and {'/'.join(second)}"
+            expected = "pass a folder with one folder for each split, all of them in the same folder"
+            raise UserError(f"--from has images in {wrong}, which may be the same ones: {expected}")
 
 
 def split_of(folder: str) -> str | None:
@@ -170,9 +202,10 @@ def interleave(images: Iterable[ImageFile]) -> list[ImageFile]:
     is followed by the second of each class, and so on.
     """
     turns = []
-    for _, group in groupby(sorted(images), key=lambda image: image.label):
-        of_class = list(group)
-        turns += [((i + 0.5) / len(of_class), image) for i, image in enumerate(of_class)]
+    for _, group in groupby(sorted(images), key=attrgetter("label")):
+        members = list(group)
+        for index, image in enumerate(members):
+            turns.append(((index + 0.5) / len(members), image))
     return [image for _, image in sorted(turns)]
 
 
@@ -181,19 +214,28 @@ def with_validation(images: ImageFiles) -> ImageFiles:
 
     If there are no validation images, the last tenth of the training images is used for validation only.
     """
-    train, valid, test = (interleave(images.get(split, [])) for split in ("train", "valid", "test"))
+    train = interleave(images.get("train", []))
+    valid = interleave(images.get("valid", []))
+    test = interleave(images.get("test", []))
     if not valid:
-        if not (held_out := len(train) // 10):
+        held_out = len(train) // 10
+        if not held_out:
             number = f"{len(train)} training images and no validation images"
             raise UserError(f"--from has {number}: expected at least 10 training images")
         print(f"no validation images: the last tenth of the training images, {held_out:,}, is held out")
-        train, valid = train[:-held_out], train[-held_out:]
-    return {"train": train, "valid": valid} | ({"test": test} if test else {})
+        valid = train[-held_out:]
+        train = train[:-held_out]
+    splits = {"train": train, "valid": valid}
+    if test:
+        splits["test"] = test
+    return splits
 
 
-def check_classes(found: ImageFiles) -> None:
+def check_classes(splits: ImageFiles) -> None:
     """Raises UserError if there is only one training class, or a class without training images."""
-    labels = {split: {image.label for image in images} for split, images in found.items()}
+    labels = {}
+    for split, images in splits.items():
+        labels[split] = set(map(attrgetter("label"), images))
     known = labels["train"]
     for label in sorted(known):
         if set(label) & set("\t\r\n"):  # separators in files of predictions
@@ -211,7 +253,8 @@ def ilsvrc_train(archive: Path) -> list[ImageFile]:
     """Returns ILSVRC's training images; the archive has one tar archive per class, such as n01440764.tar."""
     images = []
     for name, begin, size in files_of_tar(archive):
-        if len(parts := Path(name).parts) < 2:
+        parts = Path(name).parts
+        if len(parts) < 2:
             raise UserError(f"{archive} has {name} instead of an archive of each class: download it again")
         images.append(ImageFile(parts[-2].removesuffix(".tar"), parts[-1], archive, begin, size))
     return images
@@ -219,18 +262,23 @@ def ilsvrc_train(archive: Path) -> list[ImageFile]:
 
 def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
     """Returns ILSVRC's validation images; the devkit's data lists their classes in the order of the names."""
-    from scipy.io import loadmat  # takes seconds to import
+    from scipy.io import loadmat
 
     table = io.BytesIO(read_file(devkit / "meta.mat"))
     truth = read_file(devkit / "ILSVRC2012_validation_ground_truth.txt").split()
     synsets = loadmat(table, squeeze_me=True)["synsets"]
     classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
-    images = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
-    if len(images) != len(truth):
-        wrong = f"{archive} has {len(images):,} images, but {DEVKIT} has the classes of {len(truth):,}"
+    files = []
+    for name, begin, size in files_of_tar(archive):
+        files.append((Path(name).name, begin, size))
+    files.sort()
+    if len(files) != len(truth):
+        wrong = f"{archive} has {len(files):,} images, but {DEVKIT} has the classes of {len(truth):,}"
         raise UserError(f"{wrong}: download both again")
-    pairs = zip(truth, images, strict=True)
-    return [ImageFile(classes[int(x)], name, archive, begin, size) for x, (name, begin, size) in pairs]
+    images = []
+    for class_number, (name, begin, size) in zip(truth, files, strict=True):
+        images.append(ImageFile(classes[int(class_number)], name, archive, begin, size))
+    return images
 
 
 def read_image(image: ImageFile, shorter_side: int | None) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 import hashlib
 import re
+from collections import Counter
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +43,9 @@ class Reviews(Corpus):
 
     def reviews(self, args) -> dict[str, list[Review]]:
         """Returns {"train": reviews, "test": reviews}, sorted by the SHA-256 of their paths."""
-        splits, source, folders = {"train": [], "test": []}, self.archive(args), set()
+        source = self.archive(args)
+        splits = {"train": [], "test": []}
+        folders = set()
         for path in visible_files(source):
             split, label, name = path.absolute().parts[-3:]
             if split in splits and label in self.folders and path.suffix == ".txt":
@@ -49,8 +53,9 @@ class Reviews(Corpus):
                 splits[split].append(Review(content, label, f"{label}/{name}"))
                 folders.add(path.absolute().parents[2])
         for split, part in splits.items():
+            counts = Counter(map(attrgetter("label"), part))
             for label in LABELS:
-                if sum(review.label == label for review in part) < 2:
+                if counts[label] < 2:
                     raise UserError(f"--from has fewer than two files {split}/{label}/*.txt: see --help")
             part.sort(key=lambda review: hashlib.sha256(review.path.encode()).digest())
         check_one_folder(folders, source)
@@ -63,13 +68,14 @@ class ByBytes(Reviews, Labeled):
     As in LRA itself, the validation set is the test set, so the best checkpoint is selected on the test set.
     """
 
-    types, labels = BYTES, LABELS
+    types = BYTES
+    labels = LABELS
 
     def splits(self, args):
         reviews = self.reviews(args)
         for split in SPLITS:
-            found = reviews["train" if split == "train" else "test"]
-            yield split, map(self.example, found), len(found)
+            part = reviews["train" if split == "train" else "test"]
+            yield split, map(self.example, part), len(part)
 
     @staticmethod
     def example(review: Review) -> tuple[np.ndarray, int]:
@@ -86,12 +92,13 @@ class ByWords(Reviews, LabeledWords):
 
     def rows(self, args):
         reviews = self.reviews(args)
-        parts, train = {"train": [], "valid": [], "test": reviews["test"]}, reviews["train"]
-        left = {label: max(1, sum(review.label == label for review in train) // 10) for label in LABELS}
-        for review in train:
+        counts = Counter(map(attrgetter("label"), reviews["train"]))
+        left = {label: max(1, counts[label] // 10) for label in LABELS}  # reviews for validation
+        splits = {"train": [], "valid": [], "test": reviews["test"]}
+        for review in reviews["train"]:
             left[review.label] -= 1
-            parts["valid" if left[review.label] >= 0 else "train"].append(review)
-        return {split: [(plain(review), review.label) for review in part] for split, part in parts.items()}
+            splits["valid" if left[review.label] >= 0 else "train"].append(review)
+        return {split: labeled_texts(part) for split, part in splits.items()}
 
 
 class RunningText(Reviews, SentencePieceCorpus):
@@ -108,11 +115,18 @@ class RunningText(Reviews, SentencePieceCorpus):
     options = sentencepiece_option(8000)
 
     def write_text(self, args, folder):
-        texts = [" ".join(plain(x).split()) for part in self.reviews(args).values() for x in part]
+        texts = {}  # without repeated reviews
+        for part in self.reviews(args).values():
+            for review in part:
+                texts[" ".join(plain(review).split())] = None
         lines = {split: [] for split in SPLITS}
-        for i, text in enumerate(dict.fromkeys(texts)):
-            lines[nth_split(i, EVERY)].append(text)
+        for number, text in enumerate(texts):
+            lines[nth_split(number, EVERY)].append(text)
         write_splits(folder, lines)
+
+
+def labeled_texts(reviews: list[Review]) -> list[tuple[str, str]]:
+    return [(plain(review), review.label) for review in reviews]
 
 
 def plain(review: Review) -> str:

@@ -1,4 +1,4 @@
-"""Long-Range Arena's ListOps."""
+"""Long-Range Arena's ListOps: nested operations on digits, generated or read from the published files."""
 
 from functools import partial
 from hashlib import blake2b
@@ -45,7 +45,8 @@ class ListOps(Generated):
 
     def generated(self, args):
         generate = partial(expressions, args.seed[0], args.depth[0], *args.length)
-        seen, last = set(), 0
+        seen = set()
+        last = 0  # stream of the last new expression
         for stream, drawn in enumerate(ordered_map(generate, count(), args.workers)):
             for symbols, label in drawn:
                 digest = blake2b(symbols, digest_size=16).digest()  # to save memory
@@ -84,7 +85,9 @@ def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int)
     """
     bits = np.random.Philox(key=np.array([seed % 2**64, stream], np.uint64))
     half = np.uint64(32)
-    tree, levels, lengths = np.arange(BATCH), [], np.zeros(BATCH, np.int64)
+    tree = np.arange(BATCH)  # expression to which each node of a level belongs
+    lengths = np.zeros(BATCH, np.int64)
+    levels = []
     while len(tree):
         node = ((bits.random_raw(len(tree)) >> half) * np.uint64(1440) >> half).astype(np.int64)
         operator = (node < 360) & (len(levels) + 1 < depth)
@@ -93,7 +96,10 @@ def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int)
         levels.append((tree, node, operator))
         tree = np.repeat(tree[operator], arguments(node[operator]))
     kept = (shortest < lengths) & (lengths < longest)
-    return serialize([(node[kept[tree]], operator[kept[tree]]) for tree, node, operator in levels])
+    kept_levels = []
+    for tree, node, operator in levels:
+        kept_levels.append((node[kept[tree]], operator[kept[tree]]))
+    return serialize(kept_levels)
 
 
 def arguments(node: np.ndarray) -> np.ndarray:
@@ -105,9 +111,11 @@ def serialize(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[bytes, 
 
     ``levels`` has, for each depth, the nodes' random numbers and whether they are operators.
     """
-    values, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # of the subtrees, by level
+    values = [np.zeros(0, np.int64)]  # of the subtrees, by level
+    sizes = [np.zeros(0, np.int64)]
     for node, operator in reversed(levels):
-        value, size = node % 10, np.ones_like(node)
+        value = node % 10
+        size = np.ones_like(node)
         if operator.any():
             number = arguments(node[operator])
             first = np.cumsum(number) - number  # index of the first argument in the level below
@@ -116,7 +124,8 @@ def serialize(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[bytes, 
         values.insert(0, value)
         sizes.insert(0, size)
     ends = np.cumsum(sizes[0])
-    place, symbols = ends - sizes[0], np.empty(sizes[0].sum(), np.uint8)
+    place = ends - sizes[0]
+    symbols = np.empty(sizes[0].sum(), np.uint8)
     for (node, operator), (size, below) in zip(levels, pairwise(sizes), strict=True):
         symbols[place] = np.where(operator, 10 + node % 4, node % 10)
         symbols[(place + size - 1)[operator]] = CLOSE
@@ -124,7 +133,10 @@ def serialize(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[bytes, 
         before = np.cumsum(below) - below
         place = before + np.repeat(1 + place[operator] - before[np.cumsum(number) - number], number)
     parts = np.split(symbols, ends[:-1])
-    return [(part.tobytes(), int(value)) for part, value in zip(parts, values[0], strict=False)]
+    rows = []
+    for part, value in zip(parts, values[0], strict=False):
+        rows.append((part.tobytes(), int(value)))
+    return rows
 
 
 def evaluate(operator: np.ndarray, values: np.ndarray, first: np.ndarray, number: np.ndarray) -> np.ndarray:

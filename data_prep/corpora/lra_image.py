@@ -21,8 +21,12 @@ CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 WIDTH = 32
 BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
 # Functions and classes that pickled arrays need; all others are rejected because unpickling calls them.
-HARMLESS = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
-    (f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")
+HARMLESS = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
 }
 
 
@@ -39,18 +43,19 @@ class Cifar10(ClassFolders):
     accepts = f"{SOURCES['lra_image']['archive']}, or {ClassFolders.accepts} (default: download it)"
     help = "downscale images to N x N pixels by averaging (default: %(default)s)"
     options = {"--size": number(help, default=WIDTH)}
-    types = [str(value) for value in range(256)]
+    types = [*map(str, range(256))]
 
     def splits(self, args):
         folder = self.archive(args)
         batches = [path.parent for path in visible_files(folder) if path.name == BATCHES["test"][0]]
         if not batches:
-            found = with_validation(in_class_folders(folder))
-            yield from self.rows(found, partial(read_gray, size=args.size), args.workers)
+            images = with_validation(in_class_folders(folder))
+            yield from self.rows(images, partial(read_gray, size=args.size), args.workers)
             return
         check_one_folder(batches, folder)
         self.labels = CLASSES
-        train, test = ([*read_batches(batches[0], split, args.size)] for split in BATCHES)
+        train = list(read_batches(batches[0], "train", args.size))
+        test = list(read_batches(batches[0], "test", args.size))
         kept = len(train) - len(train) // 10
         for split, rows in zip(SPLITS, (train[:kept], train[kept:], test), strict=True):
             yield split, rows, len(rows)
@@ -62,8 +67,8 @@ class Cifar10(ClassFolders):
 def read_gray(image: ImageFile, size: int) -> np.ndarray:
     grayscale = decode(image.read(), "L")
     if grayscale.size != (WIDTH, WIDTH):
-        found = f"{grayscale.width} x {grayscale.height} pixels"
-        raise UserError(f"it has {found} instead of {WIDTH} x {WIDTH}: resize it")
+        size = f"{grayscale.width} x {grayscale.height} pixels"
+        raise UserError(f"it has {size} instead of {WIDTH} x {WIDTH}: resize it")
     return gray_pixels(grayscale, size, size)
 
 
@@ -76,7 +81,8 @@ class _Arrays(pickle.Unpickler):
 
 def read_batches(folder: Path, split: str, size: int) -> Iterator[tuple[np.ndarray, int]]:
     """Yields (gray values row by row, index of the class) of each image."""
-    for path in (folder / name for name in BATCHES[split]):
+    for name in BATCHES[split]:
+        path = folder / name
         check_regular(path)
         try:
             with path.open("rb") as file:

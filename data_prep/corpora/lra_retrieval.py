@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,11 @@ from fairseq_lrpe.data.classified_text import BYTES
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import byte_lines, check_regular, read_file, without_mark
 
-FILES = {x: f"new_aan_pairs.{'eval' if x == 'valid' else x}.tsv" for x in SPLITS}
+FILES = {
+    "train": "new_aan_pairs.train.tsv",
+    "valid": "new_aan_pairs.eval.tsv",
+    "test": "new_aan_pairs.test.tsv",
+}
 MAX_TEXT = 4000  # bytes that are kept of a text
 SEGMENT = 256  # bytes per segment
 MAX_BYTES = 1 << 31  # limit per file of WikiText
@@ -34,7 +38,8 @@ class Papers(Labeled):
     """
 
     accepts = f"a folder with {', '.join(FILES.values())}"
-    types, labels = BYTES, ("no", "yes")
+    types = BYTES
+    labels = ("no", "yes")
 
     def pairs(self, folder: Path, split: str) -> Iterator[Pair]:
         path = folder / FILES[split]
@@ -50,8 +55,8 @@ class Papers(Labeled):
     @staticmethod
     def example(pair: tuple) -> tuple:
         """Returns the bytes of two texts as arrays, and their label."""
-        *texts, label = pair
-        return *(np.frombuffer(text, np.uint8) for text in texts), label
+        first, second, label = pair
+        return np.frombuffer(first, np.uint8), np.frombuffer(second, np.uint8), label
 
 
 class Segments(Papers):
@@ -65,46 +70,54 @@ class Segments(Papers):
     accepts = "a folder with WikiText's train, valid and test as SPLIT.txt or wiki.SPLIT.tokens"
 
     def pairs(self, folder, split):
-        path, other = folder / f"{split}.txt", folder / f"wiki.{split}.tokens"
-        return sample_pairs(articles(other if other.exists() and not path.exists() else path), PAIRS[split])
+        path = folder / f"{split}.txt"
+        original = folder / f"wiki.{split}.tokens"
+        if original.exists() and not path.exists():
+            path = original
+        return sample_pairs(articles(path), PAIRS[split])
 
 
 def pair_of(line: bytes) -> Pair:
     fields = line.split(b"\t")
     if len(fields) != 5:
         raise UserError(f"has {len(fields)} fields instead of 5")
-    label, _, _, *texts = fields
+    label, _, _, first, second = fields
     if label not in (b"0", b"1", b"0.0", b"1.0"):
         raise UserError(f"has the label {label[:20].decode(errors='replace')!r} instead of 0 or 1")
-    if not all(texts):
+    if not first or not second:
         raise UserError("has an empty text")
-    return *(text[:MAX_TEXT] for text in texts), int(label[:1])
+    return first[:MAX_TEXT], second[:MAX_TEXT], int(label[:1])
 
 
 def articles(path: Path) -> list[list[bytes]]:
     """Returns the segments of ``SEGMENT`` bytes of each WikiText article that has at least two of them."""
     text = without_mark(read_file(path, MAX_BYTES), str(path)).replace(b"\r\n", b"\n")
     starts = [match.start(1) for match in TITLE.finditer(text)]
-    found = []
+    segments_of_articles = []
     for start, end in pairwise([*starts, len(text)]):
-        found.append([text[i : i + SEGMENT] for i in range(start, end - SEGMENT + 1, SEGMENT)])
-    found = [segments for segments in found if len(segments) > 1]
-    if len(found) < 2:
+        segments = [text[begin : begin + SEGMENT] for begin in range(start, end - SEGMENT + 1, SEGMENT)]
+        if len(segments) > 1:
+            segments_of_articles.append(segments)
+    if len(segments_of_articles) < 2:
         articles = f"articles of {2 * SEGMENT}+ bytes with a title (a line ` = Title = ` between blank lines)"
         raise UserError(f"{path} has fewer than two {articles}: pass the original files of WikiText")
-    return found
+    return segments_of_articles
 
 
-def sample_pairs(found: list[list[bytes]], limit: int) -> Iterator[Pair]:
+def sample_pairs(texts: list[list[bytes]], limit: int) -> Iterator[Pair]:
     """Yields at most ``limit`` distinct random pairs of segments, alternately of two articles and of one.
 
-    ``found`` has the segments of each article. The same arguments always give the same pairs.
+    ``texts`` has the segments of each article. The same arguments always give the same pairs.
     """
-    sizes = [len(segments) for segments in found]
+    sizes = [len(segments) for segments in texts]
+    # Numbers of pairs of different segments of the same article, and of segments of different articles.
     same = sum(size * (size - 1) // 2 for size in sizes)
     different = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
-    indices = [(article, segment) for article, size in enumerate(sizes) for segment in range(size)]
-    draw, seen = random.Random(1), set()
+    indices = []
+    for article, size in enumerate(sizes):
+        indices += product([article], range(size))
+    draw = random.Random(1)
+    seen = set()
     for n in range(2 * min(limit // 2, same, different)):
         label = n % 2
         while True:
@@ -114,4 +127,4 @@ def sample_pairs(found: list[list[bytes]], limit: int) -> Iterator[Pair]:
             if valid and frozenset((first, second)) not in seen:
                 break
         seen.add(frozenset((first, second)))
-        yield *(found[i][j] for i, j in (first, second)), label
+        yield texts[first[0]][first[1]], texts[second[0]][second[1]], label

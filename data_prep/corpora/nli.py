@@ -1,4 +1,4 @@
-"""Natural language inference (SNLI, Bowman et al. 2015)."""
+"""Natural language inference (SNLI, Bowman et al. 2015) in words, or a part of one file in its format."""
 
 import json
 from collections import defaultdict
@@ -46,20 +46,22 @@ class Snli(LabeledWords):
     def rows(self, args):
         if args.cut:
             return cut(args.source, [[row] for row in pairs(args.source)], args.cut)
-        source, found = self.archive(args), defaultdict(list)
+        source = self.archive(args)
+        paths = defaultdict(list)  # {file name: paths}
         for path in visible_files(source):
-            found[path.name].append(path)
-        if missing := set(NAMES.values()) - set(found):
+            paths[path.name].append(path)
+        if missing := set(NAMES.values()) - set(paths):
             raise UserError(f"--from has no {min(missing)}: it takes {self.accepts}")
         for name in NAMES.values():
-            check_one_folder((path.parent for path in found[name]), source)
-        return {split: pairs(found[name][0]) for split, name in NAMES.items()}
+            check_one_folder((path.parent for path in paths[name]), source)
+        return {split: pairs(paths[name][0]) for split, name in NAMES.items()}
 
 
 def pairs(path: Path) -> list[tuple[str, str, str]]:
     rows = [*usable_rows(read_lines(path), pair_of, path)]
     labeled = [row for row in rows if row[-1] != UNDECIDED]
-    if undecided := len(rows) - len(labeled):
+    undecided = len(rows) - len(labeled)
+    if undecided:
         print(f"{path}: skipped {undecided:,} of {len(rows):,} pairs: they have no label")
     if not labeled:
         raise UserError(f"{path} has no labeled pairs: expected at least one")
@@ -67,14 +69,21 @@ def pairs(path: Path) -> list[tuple[str, str, str]]:
 
 
 def pair_of(line: str) -> tuple[str, str, str]:
-    row = json.loads(line)
-    keys = next((keys for keys in KEYS if isinstance(row, dict) and set(keys) <= set(row)), None)
-    if not keys or not all(isinstance(row[key], str) for key in keys):
-        needed = " or ".join(", ".join(keys) for keys in KEYS)
-        raise UserError(f"is not a pair with a label: expected an object with string values for {needed}")
-    *texts, label = (row[key] for key in keys)
+    first, second, label = values_of(json.loads(line))
     if label not in (*THREE_WAY, UNDECIDED):
         raise UserError(f"has the label {label!r} instead of one of {', '.join(THREE_WAY)}, -")
-    if not is_unicode(*texts):
+    if not is_unicode(first, second):
         raise UserError("has an unpaired surrogate, which is not a character")
-    return *texts, label
+    return first, second, label
+
+
+def values_of(row: object) -> list[str]:
+    """Returns the two texts and the label of a row in one of the formats of ``KEYS``."""
+    for keys in KEYS:
+        if isinstance(row, dict) and set(keys) <= set(row):
+            values = [row[key] for key in keys]
+            if all(isinstance(value, str) for value in values):
+                return values
+            break
+    needed = " or ".join(map(", ".join, KEYS))
+    raise UserError(f"is not a pair with a label: expected an object with string values for {needed}")

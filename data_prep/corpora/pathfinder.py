@@ -1,4 +1,4 @@
-"""Long-Range Arena's Pathfinder."""
+"""Long-Range Arena's Pathfinder: images of dashed contours, generated or read from the published files."""
 
 import math
 from collections.abc import Iterator
@@ -9,42 +9,42 @@ from random import Random
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw
-from scipy.ndimage import binary_dilation
 
 from data_prep.binarize import SPLITS
 from data_prep.labeled import BLOCK, Generated, numbers, rows_and_seed
+from data_prep.paddles import (
+    FINER,
+    FRAME,
+    FULL,
+    LENGTH,
+    MARGIN,
+    Paddle,
+    Point,
+    beginning,
+    cover,
+    disc,
+    downsample,
+    draw_paddles,
+    empty,
+    fits,
+    shift,
+    step,
+)
 from data_prep.parallel import ordered_map
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import check_regular, read_lines
 
-LENGTH = 2  # length of a paddle in pixels
-MARGIN = 1  # width of the margin around a paddle in pixels
-PADDING = 1  # width of the window's border without paddles in pixels
 APART = 7  # distance between the starts of the long contours in a window of 32 x 32 pixels
 PADDLES = 20  # maximum number of paddles of all short contours in a window of 32 x 32 pixels
 CONTINUITY = 1.0  # straightness of contours: the constant c in extend()
 RADIUS = 1.5  # radius of a disc in pixels
-SHORT, LONG, DISC = 2, 2 * 0.75, 1  # relative brightness of short contours, long contours and discs
-FINER = 2  # supersampling factor of drawings, in which a paddle is one pixel thick
-FULL = 1.8  # sum of the coverages of a pixel, from 0 to 1 each, at which two paddles overlap
+SHORT = 2  # relative brightness of short contours ...
+LONG = 2 * 0.75  # ... of long contours ...
+DISC = 1  # ... and of discs
 TRIALS = 3  # attempts to place a paddle
 TRIALS_SHORT = 5  # attempts to place a short contour
 TRIALS_LONG = 5000  # attempts to place the long contours before the options are rejected
-
-REACH = LENGTH + MARGIN + 1  # distance in pixels from the center of a paddle's masks to their edges
-FRAME = 2 * REACH  # width in pixels of a frame around the window, so that masks need no clipping
-
-Point = tuple[int, int]  # (row, column)
-
-
-class Paddle(NamedTuple):
-    """A dash that starts at distance MARGIN from ``pivot`` and ends at ``head``; its angle is in radians."""
-
-    pivot: Point
-    head: Point
-    angle: float
 
 
 class Scene(NamedTuple):
@@ -94,7 +94,9 @@ class Pathfinder(Generated):
 
     def check(self, args):
         super().check(args)
-        window, length, random = args.window[0], args.contour_length[0], Random(f"{args.seed[0]} 0")
+        window = args.window[0]
+        length = args.contour_length[0]
+        random = Random(f"{args.seed[0]} 0")
         if not any(long_contours(random, window, length) for _ in range(TRIALS_LONG)):
             wrong = f"in {TRIALS_LONG:,} trials, two such contours did not fit into {window} pixels"
             raise UserError(f"--contour-length {length} is too large for --window {window}: {wrong}")
@@ -126,7 +128,8 @@ def render(seed: int, window: int, length: int, index: int) -> tuple[np.ndarray,
 
 
 def draw(seed: int, window: int, length: int, index: int) -> Scene:
-    random, label = Random(f"{seed} {index}"), index % 2
+    random = Random(f"{seed} {index}")
+    label = index % 2
     while not (long := long_contours(random, window, length)):
         pass
     taken = empty(window).copy()
@@ -139,13 +142,16 @@ def draw(seed: int, window: int, length: int, index: int) -> Scene:
 
 def long_contours(random: Random, window: int, length: int) -> list[list[Paddle]] | None:
     apart = APART * window // 32
-    tail = tuple(2 * apart + pick(random, window - 4 * apart) for _ in range(2))
-    return grow(random, empty(window), [tail, step(tail, direction(random), apart)], length)
+    y = 2 * apart + pick(random, window - 4 * apart)
+    x = 2 * apart + pick(random, window - 4 * apart)
+    tails = [(y, x), step((y, x), direction(random), apart)]
+    return grow(random, empty(window), tails, length)
 
 
 def short_contours(random: Random, taken: np.ndarray, length: int) -> list[list[Paddle]]:
     """Returns random short contours of ``length`` paddles, and marks their area in ``taken``."""
-    width, contours = len(taken), []
+    width = len(taken)
+    contours = []
     for _ in range(PADDLES * (width - 2 * FRAME) ** 2 // 32**2 // length):
         free = np.flatnonzero(taken < 2 - FULL)
         for _ in range(TRIALS_SHORT if len(free) else 0):
@@ -165,14 +171,17 @@ def grow(random: Random, taken: np.ndarray, tails: list[Point], length: int) -> 
     around = [taken.copy() for _ in tails]  # area that each contour avoids, without its last paddle
     contours = [[] for _ in tails]
     for _ in range(length):
-        for own, contour in enumerate(contours):
+        for number, contour in enumerate(contours):
             last = contour[-1:]
-            paddle = extend(random, around[own], *last) if last else begin(random, around[own], tails[own])
+            if last:
+                paddle = extend(random, around[number], *last)
+            else:
+                paddle = begin(random, around[number], tails[number])
             if paddle is None:
                 return None
             contour.append(paddle)
             for other, part in enumerate(around):
-                cover(part, last if other == own else [paddle])
+                cover(part, last if other == number else [paddle])
     return contours
 
 
@@ -201,25 +210,6 @@ def extend(random: Random, taken: np.ndarray, last: Paddle) -> Paddle | None:
         if fits(taken, paddle):
             return paddle
     return None
-
-
-def beginning(paddle: Paddle) -> Point:
-    return step(paddle.head, paddle.angle, -LENGTH)
-
-
-def step(point: Point, angle: float, distance: float) -> Point:
-    y, x = shift(angle, distance)
-    return point[0] + y, point[1] + x
-
-
-@cache
-def shift(angle: float, distance: float) -> Point:
-    """Returns the offset (rows, columns) in pixels of a distance at an angle.
-
-    Sines and cosines are rounded first because their last digits differ between machines.
-    """
-    y, x = (round(round(distance * part, 6)) for part in (math.sin(angle), math.cos(angle)))
-    return y, x
 
 
 def pick(random: Random, count: int) -> int:
@@ -256,64 +246,12 @@ def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray
     return list(weights), offsets + beside[:, None], np.array(list(weights.values()))
 
 
-@cache
-def paddle_masks(angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns masks (sides 2 REACH + 1) of a paddle that ends at the center, without and with its margin."""
-    center, drawing = FINER * REACH, Image.new("L", (2 * FINER * REACH + 1,) * 2)
-    y, x = step((center, center), angle, -FINER * LENGTH)
-    ImageDraw.Draw(drawing).line([(center, center), (x, y)], fill=255)
-    line = np.asarray(drawing) > 0
-    covered = binary_dilation(line, disc(2 * FINER * MARGIN + 1, (MARGIN, MARGIN), MARGIN))
-    return downsample(line, 2 * REACH + 1), downsample(covered, 2 * REACH + 1)
-
-
-def disc(size: int, center: Point, radius: float) -> np.ndarray:
-    """Returns the supersampled mask (size, size) of a disc, whose center and radius are in image pixels."""
-    y, x = np.ogrid[:size, :size]
-    return (y - FINER * center[0]) ** 2 + (x - FINER * center[1]) ** 2 <= (FINER * radius) ** 2
-
-
-def downsample(fine: np.ndarray, size: int) -> np.ndarray:
-    """Returns a mask downsampled to (size, size) with a Lanczos filter, with values from 0 to 1."""
-    image = Image.fromarray(255 * fine.astype(np.uint8))
-    return np.asarray(image.resize((size, size), Image.Resampling.LANCZOS), np.float32) / 255
-
-
-@cache
-def empty(window: int) -> np.ndarray:
-    """Returns the taken area of an empty window with its frame: 1 in the frame and the border, 0 inside."""
-    return np.pad(np.zeros((window - 2 * PADDING,) * 2, np.float32), PADDING + FRAME, constant_values=1)
-
-
-def patch(framed: np.ndarray, head: Point) -> np.ndarray:
-    """Returns the part of a window with a frame that the masks of a paddle with this head cover."""
-    y, x = head[0] + FRAME - REACH, head[1] + FRAME - REACH
-    return framed[y : y + 2 * REACH + 1, x : x + 2 * REACH + 1]
-
-
-def fits(taken: np.ndarray, paddle: Paddle) -> bool:
-    # numpy 2 would round FULL to float32, which gives other images than numpy 1.
-    return float((patch(taken, paddle.head) + paddle_masks(paddle.angle)[1]).max()) < FULL
-
-
-def cover(taken: np.ndarray, paddles: Iterator[Paddle], margin: bool = True) -> None:
-    for paddle in paddles:
-        part = patch(taken, paddle.head)
-        np.maximum(part, paddle_masks(paddle.angle)[margin], out=part)
-
-
-def draw_paddles(window: int, paddles: Iterator[Paddle]) -> np.ndarray:
-    light = np.zeros((window + 2 * FRAME,) * 2, np.float32)
-    cover(light, paddles, margin=False)
-    return light[FRAME:-FRAME, FRAME:-FRAME]
-
-
 def published_rows(folder: Path) -> list[tuple[Path, int]]:
     """Returns (path, label) of the published images, which the files metadata/*.npy list.
 
     Fields 0, 1 and 3 of a row are the image's folder, its file name and its label.
     """
-    files = [path for path in folder.glob("metadata/*.npy") if path.stem.isdecimal()]
+    files = [file for file in folder.glob("metadata/*.npy") if file.stem.isdecimal()]
     rows = []
     for file in sorted(files, key=lambda path: int(path.stem)):
         for number, fields in enumerate(metadata(file), 1):

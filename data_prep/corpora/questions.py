@@ -1,4 +1,4 @@
-"""SQuAD and CMRC 2018 in BERT word pieces."""
+"""SQuAD and CMRC 2018 in BERT word pieces, with the vocabulary of a BERT model or a learned one."""
 
 import json
 import os
@@ -6,8 +6,8 @@ import shutil
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -17,25 +17,21 @@ from data_prep.cut import check_cut, cut, cut_option
 from data_prep.fetch import fetch
 from data_prep.labeled import dataset_builder
 from data_prep.parallel import progress
-from data_prep.validation import is_unicode
+from data_prep.squad import Question, paragraphs
 from fairseq_lrpe.data import word_pieces
 from fairseq_lrpe.data.layout import PREPARATION, read_object, vocabulary_size
-from fairseq_lrpe.data.word_pieces import SPECIALS, VOCABULARY, WordPieces, normalize_spaces
+from fairseq_lrpe.data.word_pieces import SPECIALS, VOCABULARY, WordPieces
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import file_exists, read_file, read_lines, write_lines
 
 SIDES = ("source", "question")
 ROWS = "rows.json"
-LONGEST, LONGEST_QUESTION = 512, 50  # maximum numbers of tokens of a source and a question, with </s>
+LONGEST = 512  # maximum number of tokens of a source ...
+LONGEST_QUESTION = 50  # ... and of a question, both with </s>
 MIN_LENGTH = 16  # smallest value of --longest: 3 special tokens, 6 of the answer, 7 of the context
 MIN_COUNT = 2  # minimum number of occurrences of a character or word piece in a learned vocabulary
 SPECIAL_TOKENS = [*sorted(SPECIALS), "[MASK]"]  # of a learned vocabulary
 CONFIG = "tokenizer_config.json"
-LAYOUT = "data > paragraphs > context and qas > question and answers > text and answer_start"
-SKIPPED = "questions are blank or have no answer and are skipped"
-LEFT_OUT = "questions have an answer that is not in its context and are skipped"
-NO_UNICODE = "questions have an unpaired surrogate, which is not a character, and are skipped"
-MOVED = "answers were moved from answer_start to their nearest occurrence"
 OPTIONS = {
     **cut_option(
         "maximum numbers of questions of the splits, taken in this order from the single file given by "
@@ -53,13 +49,6 @@ OPTIONS = {
         "maximum number of tokens of a source (default: %(default)s)", MIN_LENGTH, default=LONGEST
     ),
 }
-
-
-class Question(NamedTuple):
-    question: str
-    answer: str
-    context: str
-    begins: int  # index of the answer's first character in the context
 
 
 class Questions(Corpus):
@@ -81,8 +70,11 @@ class Questions(Corpus):
 
     @property
     def accepts(self):
-        sets = [" ".join(file["name"] for file in x["files"].values()) for x in self.versions.values()]
-        files = " or ".join(f"with {names}" for names in sets)
+        sets = []
+        for version in self.versions.values():
+            names = [file["name"] for file in version["files"].values()]
+            sets.append(f"with {' '.join(names)}")
+        files = " or ".join(sets)
         return f"a folder {files}, or with --cut one file in this format (default: download the files)"
 
     def check(self, args):
@@ -98,13 +90,13 @@ class Questions(Corpus):
     def rows(self, args: Namespace) -> dict[str, list[Question]]:
         if args.cut:
             return cut(args.source, [*paragraphs(args.source).values()], args.cut)
-        found = {}
+        splits = {}
         for split, file in self.version(args)["files"].items():
             path = (args.source or args.out) / file["name"]
             if not args.source:
                 fetch(path, {"mirrors": self.facts["mirrors"], **file})
-            found[split] = [row for rows in paragraphs(path).values() for row in rows]
-        return found
+            splits[split] = list(chain.from_iterable(paragraphs(path).values()))
+        return splits
 
     def write_text(self, args, folder):
         for split, rows in self.rows(args).items():
@@ -112,7 +104,9 @@ class Questions(Corpus):
                 write_lines(folder / f"{split}.{column}", values)
 
     def prepare(self, args, folder):
-        text, language, name = self.text(args), self.facts["language"], args.bert or self.facts["bert"]
+        text = self.text(args)
+        language = self.facts["language"]
+        name = args.bert or self.facts["bert"]
         if args.pieces:
             lowercase = language == "zh"  # as in the default BERT models of both languages
             texts = [*dict.fromkeys(read_lines(text / "train.context")), *read_lines(text / "train.question")]
@@ -120,28 +114,35 @@ class Questions(Corpus):
         else:
             vocabulary, lowercase = published(name)
             shutil.copyfile(vocabulary, folder / VOCABULARY)
+            if Path(name).exists():
+                name = os.path.realpath(name)
         types = word_pieces.fairseq_types(folder / VOCABULARY)
         for side in SIDES:
-            write_lines(folder / f"dict.{side}.txt", (f"{name} 1" for name in types))
-        about = {
+            write_lines(folder / f"dict.{side}.txt", (f"{piece} 1" for piece in types))
+        preparation = {
             "tokenizer": "bert",
             "lowercase": lowercase,
             "language": language,
             "longest": args.longest,
             "longest_answer": word_pieces.max_answer_tokens(args.longest),
             "longest_question": LONGEST_QUESTION,
-            "pieces_of": None if args.pieces else os.path.realpath(name) if Path(name).exists() else name,
+            "pieces_of": None if args.pieces else name,
         }
-        (folder / PREPARATION).write_text(json.dumps(about) + "\n", encoding="utf-8")
-        pieces, ids = word_pieces.load(folder), {x: i for i, x in enumerate([*SPECIALS.values(), *types])}
-        splits = splits_in(text, ".question")
-        counts = {split: write_split(text, folder, split, pieces, ids, about) for split in splits}
+        (folder / PREPARATION).write_text(json.dumps(preparation) + "\n", encoding="utf-8")
+        pieces = word_pieces.load(folder)
+        ids = {piece: number for number, piece in enumerate([*SPECIALS.values(), *types])}
+        counts = {}
+        for split in splits_in(text, ".question"):
+            counts[split] = write_split(text, folder, split, pieces, ids, preparation)
         (folder / ROWS).write_text(json.dumps(counts, indent=1) + "\n")
 
     def vocabulary(self, data):
-        size, about = vocabulary_size(data / f"dict.{SIDES[0]}.txt"), word_pieces.read_preparation(data)
-        origin = f"from {about['pieces_of']}" if about["pieces_of"] else "learned from the training text"
-        return f"{size:,} word pieces {origin}, {'lower-cased' if about['lowercase'] else 'cased'}"
+        size = vocabulary_size(data / f"dict.{SIDES[0]}.txt")
+        preparation = word_pieces.read_preparation(data)
+        origin = "learned from the training text"
+        if preparation["pieces_of"]:
+            origin = f"from {preparation['pieces_of']}"
+        return f"{size:,} word pieces {origin}, {'lower-cased' if preparation['lowercase'] else 'cased'}"
 
     def report(self, args):
         counts = read_object(args.out / "bin" / ROWS, lambda counts: counts["train"]["rows"] > 0)
@@ -155,8 +156,12 @@ class Questions(Corpus):
 
 def published(name: str) -> tuple[Path, bool]:
     """Returns the path of the vocab.txt of a folder or a model on the hub, and whether it is lower-cased."""
-    is_folder = Path(name).exists()
-    path, config = (Path(name) / file if is_folder else from_hub(name, file) for file in (VOCABULARY, CONFIG))
+    if Path(name).exists():
+        path = Path(name) / VOCABULARY
+        config = Path(name) / CONFIG
+    else:
+        path = from_hub(name, VOCABULARY)
+        config = from_hub(name, CONFIG)
     word_pieces.read_types(path)
     content = read_file(config) if config and file_exists(config) else b"{}"
     try:
@@ -195,13 +200,17 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
     print(f"Learning {count:,} word pieces", flush=True)
     texts = list(texts)
     tokenizer = BertWordPieceTokenizer(lowercase=lowercase)
-    characters, inside = Counter(), set()
+    characters = Counter()
+    inside = set()  # characters that are not the first one of a word
     for text in texts:
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
             characters.update(word)
             inside.update(word[1:])
-    alphabet = sorted(x for x, times in characters.items() if times >= MIN_COUNT)
-    required = [*SPECIAL_TOKENS, *alphabet, *(f"##{x}" for x in alphabet if x in inside)]
+    alphabet = sorted(character for character, times in characters.items() if times >= MIN_COUNT)
+    required = [*SPECIAL_TOKENS, *alphabet]
+    for character in alphabet:
+        if character in inside:
+            required.append(f"##{character}")
     if count < len(required):
         kinds = f"{len(alphabet):,} characters that occur twice or more in the training text"
         raise UserError(f"--pieces {count} is too few for the {kinds}: pass at least {len(required)}")
@@ -218,86 +227,41 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
     write_lines(target, sorted(ids, key=ids.get))
 
 
-def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
+def write_split(
+    text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, preparation: dict
+) -> dict:
+    """Writes the binarized sources and questions of a split, and returns the numbers of rows and truncations.
+
+    Args:
+        text: folder of the text.
+        folder: folder of the binarized data.
+        split: name of the split.
+        pieces: the tokenizer.
+        ids: {word piece: number}.
+        preparation: content of preparation.json, with the maximum numbers of tokens.
+    """
     counts = dict.fromkeys(("rows", "contexts", "answers", "questions"), 0)
-    rows = zip(*(read_lines(text / f"{split}.{column}") for column in Question._fields), strict=True)
-    prefixes = [folder / f"{split}.{'-'.join(SIDES)}.{side}" for side in SIDES]
-    files = [dataset_builder(prefix, len(ids)) for prefix in prefixes]
-    for question, answer, context, begins in progress(list(rows), f"writing {split}", "rows"):
-        source = pieces.source(answer, context, about["longest"], about["longest_answer"], int(begins))
+    columns = [read_lines(text / f"{split}.{column}") for column in Question._fields]
+    rows = list(zip(*columns, strict=True))
+    source_prefix, question_prefix = (folder / f"{split}.{'-'.join(SIDES)}.{side}" for side in SIDES)
+    source_file = dataset_builder(source_prefix, len(ids))
+    question_file = dataset_builder(question_prefix, len(ids))
+    for question, answer, context, begins in progress(rows, f"writing {split}", "rows"):
+        source = pieces.source(
+            answer, context, preparation["longest"], preparation["longest_answer"], int(begins)
+        )
         question_pieces = pieces.pieces(question)
-        kept = question_pieces[: about["longest_question"] - 1]
-        for file, tokens in zip(files, (source.tokens, [*kept, "</s>"]), strict=True):
-            file.add_item(torch.tensor([ids[token] for token in tokens]))
+        kept = question_pieces[: preparation["longest_question"] - 1]
+        source_file.add_item(as_tensor(source.tokens, ids))
+        question_file.add_item(as_tensor([*kept, "</s>"], ids))
         counts["rows"] += 1
         counts["contexts"] += source.context_cut
         counts["answers"] += source.answer_cut
         counts["questions"] += len(kept) < len(question_pieces)
-    for file, prefix in zip(files, prefixes, strict=True):
-        file.finalize(f"{prefix}.idx")
+    source_file.finalize(f"{source_prefix}.idx")
+    question_file.finalize(f"{question_prefix}.idx")
     return counts
 
 
-def paragraphs(path: Path) -> dict[str, list[Question]]:
-    """Returns {context: answerable questions}, and prints the numbers of skipped questions and moved answers.
-
-    If an answer is not at answer_start, its nearest occurrence in the context is used. Questions whose answer
-    or answer_start is not in the context, or whose text is not Unicode, are skipped.
-
-    Raises:
-        UserError: If the file does not have SQuAD's format, or at least half of the answers are skipped.
-    """
-    found, counts = {}, Counter()
-    for context, question, answers in read_questions(path):
-        if not answers or not question.strip():
-            counts[SKIPPED] += 1
-            continue
-        text, start = answers[0]
-        if not is_unicode(context, question, text):
-            counts[NO_UNICODE] += 1
-            continue
-        one_line, answer = normalize_spaces(context), normalize_spaces(text)
-        if not 0 <= start < len(context) or not answer or answer not in one_line:
-            counts[LEFT_OUT] += 1
-        else:
-            near = len(normalize_spaces(f"{context[:start]}x")) - 1
-            begins = word_pieces.find_answer(answer, one_line, near)
-            counts[MOVED] += context[start : start + len(text)] != text
-            row = Question(normalize_spaces(question), answer, one_line, begins)
-            found.setdefault(one_line, []).append(row)
-    total = sum(map(len, found.values()))
-    for words, count in counts.items():
-        if count:
-            print(f"{path.name}: {count:,} {words}", flush=True)
-    if (broken := counts[LEFT_OUT] + counts[NO_UNICODE]) >= total:
-        few = f"has {total:,} questions with an answer in their context"
-        raise UserError(f"{path} {few}, and {broken:,} without: correct the answers")
-    return found
-
-
-def read_questions(path: Path) -> list[tuple[str, str, list[tuple[str, int]]]]:
-    """Returns (context, question, [first (answer, start), if it is possible]) of each question of a file."""
-    content = read_file(path)
-    try:
-        found = json.loads(content)
-        # A file may consist of the list of articles only.
-        articles = found if isinstance(found, list) else found["data"]
-        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-        return [
-            (value(paragraph, "context", str), value(entry, "question", str), first_answer(entry))
-            for paragraph in paragraphs
-            for entry in paragraph["qas"]
-        ]
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path} does not have SQuAD's format ({error!r}): expected {LAYOUT}") from None
-
-
-def first_answer(entry: dict) -> list[tuple[str, int]]:
-    found = [] if entry.get("is_impossible") else value(entry, "answers", list)[:1]
-    return [(value(answer, "text", str), value(answer, "answer_start", int)) for answer in found]
-
-
-def value(entry: dict, key: str, kind: type) -> object:
-    if not isinstance(entry[key], kind):
-        raise TypeError(f"{key} is of type {type(entry[key]).__name__} instead of {kind.__name__}")
-    return entry[key]
+def as_tensor(tokens: list[str], ids: dict[str, int]) -> torch.Tensor:
+    return torch.tensor([ids[token] for token in tokens])

@@ -1,4 +1,4 @@
-"""The user's own labeled texts."""
+"""The user's own labeled texts or pairs of texts, with one file per column and split."""
 
 import unicodedata
 from pathlib import Path
@@ -21,24 +21,25 @@ class Sentences(LabeledWords):
     accepts = "a folder with train.input0.txt, train.label and, for pairs, train.input1.txt, likewise valid"
 
     def rows(self, args):
-        second = [".input1.txt"] if (args.source / "train.input1.txt").exists() else []
-        found = {}
+        endings = ["input0.txt", "label"]
+        if (args.source / "train.input1.txt").exists():
+            endings.insert(1, "input1.txt")
+        rows = {}
         for split in SPLITS:
             if split != "test" or any(args.source.glob("test.*")):
-                paths = [args.source / f"{split}{end}" for end in (".input0.txt", *second, ".label")]
-                found[split] = read_rows(paths)
-        return found
+                rows[split] = read_rows([args.source / f"{split}.{ending}" for ending in endings])
+        return rows
 
 
 def read_rows(paths: list[Path]) -> list[tuple[str, ...]]:
     """Returns rows of one line per file; raises UserError if numbers of lines differ, or for a bad label."""
     check_parallel(paths)
-    found = [[line.strip() for line in read_lines(path)] for path in paths]
-    found[-1] = [unicodedata.normalize("NFC", label) for label in found[-1]]  # macOS decomposes accents
-    for number, label in enumerate(found[-1], 1):
+    columns = [list(map(str.strip, read_lines(path))) for path in paths]
+    labels = [unicodedata.normalize("NFC", label) for label in columns.pop()]  # macOS decomposes accents
+    for number, label in enumerate(labels, 1):
         place = f"{paths[-1]} line {number}"
         if not label:
             raise UserError(f"{place} is empty: each text needs a label")
         if "\t" in label:  # it separates columns in files of predictions
             raise UserError(f"{place} has a tab in its label: replace it, such as by a space")
-    return [*zip(*found, strict=True)]
+    return [*zip(*columns, labels, strict=True)]

@@ -50,30 +50,43 @@ class Wikipedia(SentencePieceCorpus):
     def write_text(self, args, folder):
         if args.source:
             return super().write_text(args, folder)
-        text_corpus.write_dataset(
-            self.facts, folder, lambda i, articles: text_corpus.nth_split(i, EVERY), paragraphs
-        )
+        text_corpus.write_dataset(self.facts, folder, split_of_article, paragraphs)
+
+
+def split_of_article(number: int, articles: int) -> str:
+    return text_corpus.nth_split(number, EVERY)
 
 
 def python_docs() -> dict[str, list[str]]:
     """Returns {split: paragraphs} of Python's documentation; the splits share no paragraph."""
-    lines, seen = {split: [] for split in SPLITS}, set()
+    lines = {split: [] for split in SPLITS}
+    seen = {""}
     for _, topic in sorted(pydoc_data.topics.topics.items()):
-        found = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", topic)]
-        found = [p for p in dict.fromkeys(found) if p and p not in seen]
-        seen.update(found)
-        total, done = sum(map(len, found)), 0
-        for paragraph in found:
-            split = "train" if done < 0.8 * total else "valid" if done < 0.9 * total else "test"
-            lines[split].append(paragraph)
-            done += len(paragraph)
+        new = []
+        for paragraph in re.split(r"\n\s*\n", topic):
+            text = " ".join(paragraph.split())
+            if text not in seen:
+                seen.add(text)
+                new.append(text)
+        total = sum(map(len, new))
+        done = 0
+        for text in new:
+            if done < 0.8 * total:
+                lines["train"].append(text)
+            else:
+                lines["valid" if done < 0.9 * total else "test"].append(text)
+            done += len(text)
     return lines
 
 
 def paragraphs(article: str) -> str:
     """Returns the non-blank lines of an article with normalized spaces, followed by a blank line."""
-    lines = [" ".join(line.split()) for line in article.split("\n")]
-    return "".join(f"{line}\n" for line in lines if line) + "\n"
+    text = ""
+    for line in article.split("\n"):
+        words = line.split()
+        if words:
+            text += " ".join(words) + "\n"
+    return text + "\n"
 
 
 class Books(BytePairCorpus):
@@ -98,9 +111,11 @@ class Books(BytePairCorpus):
             concatenate(books, folder / f"{split}.txt")
 
 
-def split_of_line(i: int, lines: int) -> str:
+def split_of_line(number: int, lines: int) -> str:
     share = lines // 100
-    return "train" if i < lines - 2 * share else "valid" if i < lines - share else "test"
+    if number < lines - 2 * share:
+        return "train"
+    return "valid" if number < lines - share else "test"
 
 
 def find_books(folder: Path) -> dict[str, list[Path]]:
@@ -110,15 +125,21 @@ def find_books(folder: Path) -> dict[str, list[Path]]:
         UserError: If a split would be empty.
     """
     books = [path for path in visible_entries(folder) if path.suffix == ".txt"]
-    parts = {split: [b for b in books if re.search(rf"(^|[._-]){split}\.txt$", b.name)] for split in SPLITS}
+    parts = {split: [] for split in SPLITS}
+    for book in books:
+        if end := re.search(rf"(^|[._-])({'|'.join(SPLITS)})\.txt$", book.name):
+            parts[end[2]].append(book)
     if not any(parts.values()):
+        # In the order of the names' hashes, similar books are not next to each other.
         ordered = sorted(books, key=lambda book: hashlib.sha256(book.name.encode()).hexdigest())
         share = max(1, len(books) // 100)
-        ends = {"valid": (0, share), "test": (share, 2 * share), "train": (2 * share, len(books))}
-        parts = {split: sorted(ordered[slice(*ends[split])]) for split in SPLITS}
-    if empty := [split for split in SPLITS if not parts[split]]:
-        remedy = f"add {empty[0]}.txt, or pass at least three files without splits in their names"
-        raise UserError(f"{folder} has {len(books)} *.txt files, but none for {empty[0]}: {remedy}")
+        parts["valid"] = sorted(ordered[:share])
+        parts["test"] = sorted(ordered[share : 2 * share])
+        parts["train"] = sorted(ordered[2 * share :])
+    for split in SPLITS:
+        if not parts[split]:
+            remedy = f"add {split}.txt, or pass at least three files without splits in their names"
+            raise UserError(f"{folder} has {len(books)} *.txt files, but none for {split}: {remedy}")
     return parts
 
 
@@ -163,28 +184,37 @@ class WikiBook(BytePairCorpus):
         copy_shard(first, args.out / "gpt2_bpe" / "dict.txt", folder)
 
     def download(self, folder: Path) -> Path:
-        from huggingface_hub import snapshot_download  # takes a second to import
+        from huggingface_hub import snapshot_download
 
-        name, patterns = self.facts["dataset"], "bin-shard*-8/*"
-        options = {"revision": self.facts["revision"], "local_dir": folder, "allow_patterns": patterns}
-        return Path(snapshot_download(name, repo_type="dataset", **options))
+        path = snapshot_download(
+            self.facts["dataset"],
+            repo_type="dataset",
+            revision=self.facts["revision"],
+            local_dir=folder,
+            allow_patterns="bin-shard*-8/*",
+        )
+        return Path(path)
 
     def find_shards(self, folder: Path) -> list[Path]:
         """Returns the folders with binarized data: ``folder`` itself, or all shards by number, or none."""
         if file_exists(folder / "dict.txt"):
             return [folder]
-        shards = [folder / SHARD.format(i) for i in range(self.facts["shards"])]
-        missing = [shard for shard in shards if not shard.is_dir()]
-        if missing and len(missing) < len(shards):
-            wrong = f"{missing[0]} is missing, one of {len(shards)} published folders"
+        shards = []
+        missing = []
+        for number in range(self.facts["shards"]):
+            shard = folder / SHARD.format(number)
+            (shards if shard.is_dir() else missing).append(shard)
+        if missing and shards:
+            wrong = f"{missing[0]} is missing, one of {self.facts['shards']} published folders"
             raise UserError(f"{wrong}: copy all of them, or pass one of them")
-        return [] if missing else shards
+        return shards
 
 
 def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
     shutil.copyfile(dictionary, part / "dict.txt")
-    for path in (path for end in layout.SUFFIXES for path in folder.glob(f"*{end}")):
-        try:
-            os.link(path.resolve(), part / path.name)
-        except OSError:
-            shutil.copyfile(path, part / path.name)
+    for ending in layout.SUFFIXES:
+        for path in folder.glob(f"*{ending}"):
+            try:
+                os.link(path.resolve(), part / path.name)
+            except OSError:
+                shutil.copyfile(path, part / path.name)

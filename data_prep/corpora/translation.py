@@ -1,4 +1,4 @@
-"""English-German sentence pairs."""
+"""English-German sentence pairs: held-out pairs, Moses tokens, joint BPE, and the removal of bad pairs."""
 
 import json
 import re
@@ -23,7 +23,8 @@ from fairseq_lrpe.utils.files import file_exists, read_lines, write_lines
 LANGUAGES = ("en", "de")  # source, target
 # Accepted file names of each split, in order of preference.
 NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "test_2016_flickr")}
-MAX_TOKENS, MAX_RATIO = 250, 1.5
+MAX_TOKENS = 250
+MAX_RATIO = 1.5
 VALID = ("training", "newstest2013")  # every 100th training pair, or the validation set of WMT
 EVERY = 100
 HELD_OUT = "held_out"  # name of the pairs held out for validation, before some of them are removed
@@ -60,11 +61,11 @@ class Translation(Corpus):
     @property
     def options(self):
         text = "number of joint BPE merges (default: %(default)s)"
-        found = {"--bpe-types": number(text, default=self.facts["bpe_types"])}
+        options = {"--bpe-types": number(text, default=self.facts["bpe_types"])}
         if self.archives:
             text = f"validation set: every {EVERY}th training pair (default), or newstest2013"
-            found["--valid"] = {"choices": VALID, "help": text}
-        return found
+            options["--valid"] = {"choices": VALID, "help": text}
+        return options
 
     def check(self, args):
         if self.archives and args.valid and not self.is_archived(args):
@@ -80,8 +81,9 @@ class Translation(Corpus):
         splits = self.in_archives(args) if self.is_archived(args) else in_folder(args.source)
         if self.holds_out(args):
             del splits["valid"]
-        for paths in (paths for files in splits.values() for paths in files):
-            check_parallel(paths.values())
+        for files in splits.values():
+            for paths in files:
+                check_parallel(paths.values())
         for (split, files), language in product(splits.items(), LANGUAGES):
             concatenate([paths[language] for paths in files], folder / f"{split}.{language}")
         if self.holds_out(args):
@@ -94,36 +96,43 @@ class Translation(Corpus):
             archive = fetch(args.out / name, facts, args.source and args.source / name)
             folder = unpacked(archive, args.out / UNPACKED / name.removesuffix(".tgz"))
             for split, files in facts["files"].items():
-                splits[split].append({language: plain(folder / file) for language, file in files.items()})
+                paths = {language: plain(folder / file) for language, file in files.items()}
+                splits[split].append(paths)
         return splits
 
     def prepare(self, args, folder):
         text = self.text(args)
         codec = text_codec.Moses(text)
-        words, pieces, clean = text / "words", text / "pieces", text / "clean"
-        names, cleaned = {split: split for split in SPLITS}, ["train"]  # names of the splits' files
+        words = text / "words"
+        pieces = text / "pieces"
+        clean = text / "clean"
+        names = {split: split for split in SPLITS}  # of the splits' files
+        cleaned = ["train"]
         if self.holds_out(args):
             names["valid"] = HELD_OUT
             cleaned.append(HELD_OUT)
         functions = {language: partial(codec.words, language) for language in LANGUAGES}
         encode(names.values(), functions, text, words, args.workers)
         if not codec.path.is_file():
-            codec.learn([words / f"train.{language}" for language in LANGUAGES], args.bpe_types)
+            codec.learn(sides(words, "train").values(), args.bpe_types)
         encode(names.values(), dict.fromkeys(LANGUAGES, codec.pieces), words, pieces, args.workers)
         clean.mkdir(exist_ok=True)
         verdicts = {name: judge(pieces, name) for name in cleaned}
-        train = Counter(verdicts["train"])
-        if not train["kept"]:
-            raise UserError(f"all training pairs are unusable: {removed(train)}")
+        counts = {"train": Counter(verdicts["train"])}
+        if not counts["train"]["kept"]:
+            raise UserError(f"all training pairs are unusable: {removed(counts['train'])}")
         for name in cleaned:
             copy_kept(pieces / name, clean / name, verdicts[name])
         if self.holds_out(args):  # the references of BLEU
             copy_kept(text / HELD_OUT, text / "valid", verdicts[HELD_OUT])
-        texts = {split: (clean if name in cleaned else pieces) / name for split, name in names.items()}
+        texts = {}
+        for split, name in names.items():
+            texts[split] = (clean if name in cleaned else pieces) / name
         flags = [f"--source-lang={LANGUAGES[0]}", f"--target-lang={LANGUAGES[1]}"]
         preprocess(texts, folder, args.out / "preprocess.log", *flags, workers=args.workers)
-        sizes = {split: texts[split].with_suffix(".en").read_bytes().count(b"\n") for split in SPLITS[1:]}
-        (folder / "pairs.json").write_text(json.dumps({"train": train, **sizes}) + "\n")
+        for split in SPLITS[1:]:
+            counts[split] = texts[split].with_suffix(".en").read_bytes().count(b"\n")
+        (folder / "pairs.json").write_text(json.dumps(counts) + "\n")
         facts = {"source": LANGUAGES[0], "target": LANGUAGES[1], **codec.facts}
         (folder / text_codec.PREPARATION).write_text(json.dumps(facts) + "\n")
         shutil.copyfile(codec.path, args.out / codec.path.name)
@@ -138,18 +147,26 @@ class Translation(Corpus):
         left_out = f", {removed(counts)}" if counts.total() > counts["kept"] else ""
         print(f"train: {counts['kept']:,} of {counts.total():,} pairs kept{left_out}")
         print(f"valid: {pairs['valid']:,} pairs, test: {pairs['test']:,} pairs")
-        found = {"train": counts.total(), "valid": pairs["valid"], "test": pairs["test"]}
+        pairs["train"] = counts.total()
         published = self.facts["pairs"]
-        print(f"pairs: {compared({split: found[split] for split in published}, published)}")
+        print(f"pairs: {compared({split: pairs[split] for split in published}, published)}")
         super().report(args)
 
 
 def in_folder(folder: Path) -> Files:
     splits = {}
     for split, names in NAMES.items():
-        name = next((name for name in names if (folder / f"{name}.{LANGUAGES[0]}").exists()), names[0])
-        splits[split] = [{language: folder / f"{name}.{language}" for language in LANGUAGES}]
+        for name in (*names, names[0]):  # the first name is that of a missing file
+            paths = sides(folder, name)
+            splits[split] = [paths]
+            if paths[LANGUAGES[0]].exists():
+                break
     return splits
+
+
+def sides(folder: Path, name: str) -> dict[str, Path]:
+    """Returns {language: file} of the two sides of a text."""
+    return {language: folder / f"{name}.{language}" for language in LANGUAGES}
 
 
 def plain(path: Path) -> Path:
@@ -163,8 +180,10 @@ def plain(path: Path) -> Path:
 
 
 def hold_out(folder: Path, language: str) -> None:
-    train, other = (folder / f"{name}.{language}" for name in ("train", HELD_OUT))
+    """Moves every 100th line of the training text of a language to a text of its own."""
+    train = folder / f"train.{language}"
     every = train.rename(folder / f"every.{language}")
+    other = folder / f"{HELD_OUT}.{language}"
     with every.open("rb") as lines, train.open("wb") as kept, other.open("wb") as held_out:
         for number, line in enumerate(lines, 1):
             (kept if number % EVERY else held_out).write(line)
@@ -180,7 +199,8 @@ def encode(names: Iterable[str], functions: dict, before: Path, after: Path, wor
 
 def verdict(pair: tuple[str, str]) -> str:
     """Returns "kept", or the reason for which a tokenized training pair is removed."""
-    shorter, longer = sorted(len(side.split()) for side in pair)
+    source, target = pair
+    shorter, longer = sorted([len(source.split()), len(target.split())])
     if not shorter:
         return "empty"
     if longer > MAX_TOKENS:
@@ -190,16 +210,22 @@ def verdict(pair: tuple[str, str]) -> str:
 
 def judge(folder: Path, split: str) -> list[str]:
     """Returns the :func:`verdict` of each tokenized pair of a split."""
-    sides = [read_lines(folder / f"{split}.{language}") for language in LANGUAGES]
-    return [verdict(pair) for pair in progress(zip(*sides, strict=True), f"cleaning {split}", "pairs")]
+    source, target = sides(folder, split).values()
+    pairs = zip(read_lines(source), read_lines(target), strict=True)
+    return [verdict(pair) for pair in progress(pairs, f"cleaning {split}", "pairs")]
 
 
 def copy_kept(source: Path, target: Path, verdicts: list[str]) -> None:
     """Copies the pairs that are kept; the paths omit the language's suffix."""
     for language in LANGUAGES:
-        lines = zip(read_lines(source.with_suffix(f".{language}")), verdicts, strict=True)
-        write_lines(target.with_suffix(f".{language}"), (line for line, found in lines if found == "kept"))
+        pairs = zip(read_lines(source.with_suffix(f".{language}")), verdicts, strict=True)
+        write_lines(target.with_suffix(f".{language}"), (line for line, reason in pairs if reason == "kept"))
 
 
 def removed(counts: Counter) -> str:
-    return ", ".join(f"{number:,} {reason}" for reason, number in sorted(counts.items()) if reason != "kept")
+    """Returns the numbers of removed pairs by reason as text."""
+    texts = []
+    for reason, count in sorted(counts.items()):
+        if reason != "kept":
+            texts.append(f"{count:,} {reason}")
+    return ", ".join(texts)

@@ -39,7 +39,9 @@ class WikiText103(TextCorpus):
     def write_counts(self, files: dict[str, Path], folder: Path) -> None:
         """Writes the numbers of tokens, or of lines if only these are published, of {split: file}."""
         count = count_tokens if "tokens" in self.facts else count_lines
-        counts = {split: count(read_lines(file)) for split, file in files.items()}
+        counts = {}
+        for split, file in files.items():
+            counts[split] = count(read_lines(file))
         (folder / COUNTS).write_text(json.dumps(counts) + "\n")
 
     def report(self, args):
@@ -93,7 +95,10 @@ class MiniBytePairs(BytePairCorpus, Mini):
 
 def count_tokens(lines: Iterable[str]) -> int:
     """Returns the number of tokens of lines of words, each with one token for its end."""
-    return sum(len(line.split()) + 1 for line in lines)
+    tokens = 0
+    for line in lines:
+        tokens += len(line.split()) + 1
+    return tokens
 
 
 def count_lines(lines: Iterable[str]) -> int:

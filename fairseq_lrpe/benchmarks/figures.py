@@ -35,7 +35,8 @@ DATA = [REPOSITORY / "data" / corpus / "bin" for corpus in CORPORA]
 """Data folders of the experiments of Qu et al. 2021, Table 1."""
 MAX_POSITIONS = ClassificationConfig().max_positions
 """Length to which these experiments truncate inputs."""
-HEADS, HEAD_DIM = 4, 64  # of the attention whose scores and weights are plotted
+HEADS = 4  # of the attention whose scores and weights are plotted
+HEAD_DIM = 64
 ROUNDING = 1e-6
 """Relative difference of float32 values up to which they are drawn as equal."""
 PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}  # GCDF's λ is 4
@@ -92,9 +93,16 @@ def input_lengths(folder: Path) -> np.ndarray:
 
 
 def prepared_folders() -> list[Path]:
-    prepared = [folder for folder in DATA if (folder / layout.METADATA).is_file()]
-    if missing := ", ".join(str(display_path(folder)) for folder in DATA if folder not in prepared):
-        print(f"not in Figure 4, because they are not prepared (run `{PREPARE} CORPUS`): {missing}")
+    prepared = []
+    missing = []
+    for folder in DATA:
+        if (folder / layout.METADATA).is_file():
+            prepared.append(folder)
+        else:
+            missing.append(str(display_path(folder)))
+    if missing:
+        remedy = f"run `{PREPARE} CORPUS`"
+        print(f"not in Figure 4, because they are not prepared ({remedy}): {', '.join(missing)}")
     return prepared
 
 
@@ -123,7 +131,10 @@ def length_distributions(path: Path, lengths: dict[Path, np.ndarray], columns: i
 
 def score_curves(path: Path, columns: int = 5) -> None:
     """Plots the scores of every method with a relative encoding over the distance, one line per head."""
-    names = [x for x in METHODS if encoding_kind(x) in RELATIVE and not x.startswith("ablation_")]
+    names = []
+    for name in METHODS:
+        if encoding_kind(name) in RELATIVE and not name.startswith("ablation_"):
+            names.append(name)
     figure, axes = grid(len(names), columns, (15, 2.4), sharex=True)
     for ax, name in zip(axes, track(names, "score curves"), strict=True):
         ax.plot(scores_by_distance(METHODS[name]).T, linewidth=0.8)

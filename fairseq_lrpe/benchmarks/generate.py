@@ -30,11 +30,22 @@ def generation(model: str, args: Namespace) -> Callable[[], None]:
     args = sizes(family, args)
     # The end of a sentence precedes the first token.
     cfg, task = setup(model, Namespace(**{**vars(args), "length": args.length + 1}))
-    dtype = torch.half if cfg.common.fp16 else torch.bfloat16 if cfg.common.bf16 else torch.float
+    dtype = torch.float
+    if cfg.common.fp16:
+        dtype = torch.half
+    elif cfg.common.bf16:
+        dtype = torch.bfloat16
     network = task.build_model(cfg.model).eval().to(measurement.device(args.cpu), dtype)
-    dictionary, length = task.target_dictionary, args.length
-    lengths = {"max_len_a": 0, "max_len_b": length, "min_len": length, "max_len": length + 1}
-    generator = SequenceGenerator([network], dictionary, beam_size=args.beam, **lengths)
+    dictionary = task.target_dictionary
+    generator = SequenceGenerator(
+        [network],
+        dictionary,
+        beam_size=args.beam,
+        max_len_a=0,
+        max_len_b=args.length,
+        min_len=args.length,
+        max_len=args.length + 1,
+    )
     batch = random_batch(family, args, dictionary.pad())
     if not family.has_target:
         batch["net_input"]["src_tokens"] = torch.full((args.batch_size, 1), dictionary.eos())

@@ -29,7 +29,8 @@ from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.utils.cli import min_int
 from fairseq_lrpe.utils.files import output_folder, write_atomic
 
-HEADS, WIDTH = 8, 64
+HEADS = 8
+WIDTH = 64
 
 
 def attention_pass(length: int, device: str) -> Callable[[], None]:
@@ -61,15 +62,24 @@ def count_training_step(model: str, args: Namespace) -> dict:
     cfg, task = train.setup(model, args)
     with meta_device():
         built = BuiltModel(task.build_model(cfg.model).to("meta"), task, cfg)
-    precision = "fp16" if cfg.common.fp16 else "bf16" if cfg.common.bf16 else "fp32"
-    one = measure(built, args.batch_size, built.longest(), DTYPES[precision])
-    return row_of([one.passes, one.update], update_seconds(one.passes.calls, one.update.calls))
+    precision = "fp32"
+    if cfg.common.fp16:
+        precision = "fp16"
+    elif cfg.common.bf16:
+        precision = "bf16"
+    step = measure(built, args.batch_size, built.longest(), DTYPES[precision])
+    return row_of([step.passes, step.update], update_seconds(step.passes.calls, step.update.calls))
 
 
 def row_of(parts: list[Launches], seconds: float) -> dict:
-    sums = {"calls": "calls", "detach": "detached", "kernels": "kernels"}
-    row = {name: sum(getattr(part, attribute) for part in parts) for name, attribute in sums.items()}
-    return {**row, "model, ms": 1000 * seconds}
+    """Returns the row of a table: the sums of parts of a step, and the time on the host."""
+    row = {"calls": 0, "detach": 0, "kernels": 0}
+    for part in parts:
+        row["calls"] += part.calls
+        row["detach"] += part.detached
+        row["kernels"] += part.kernels
+    row["model, ms"] = 1000 * seconds
+    return row
 
 
 def profiled(step: Callable[[], None], args: Namespace) -> dict:
@@ -77,16 +87,18 @@ def profiled(step: Callable[[], None], args: Namespace) -> dict:
     step()
     step()  # from the second step on the optimizer's state exists
     is_gpu = measurement.device(args.cpu) == "cuda"
-    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * is_gpu]
+    activities = [ProfilerActivity.CPU]
+    if is_gpu:
+        activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as recorded:
         step()
         if is_gpu:
             torch.cuda.synchronize()
     events = recorded.events()
-    found = {"profiler: calls": count_calls(events)}
+    counts = {"profiler: calls": count_calls(events)}
     if is_gpu:
-        found["profiler: kernels"] = sum(map(is_kernel, events))
-    return found
+        counts["profiler: kernels"] = sum(map(is_kernel, events))
+    return counts
 
 
 def is_kernel(event: FunctionEvent) -> bool:
@@ -116,7 +128,11 @@ def composite() -> set[str]:
         is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
         name, _, overload = name.partition(".")
         overloads.setdefault(name, {})[overload] = is_composite
-    return {name for name, kinds in overloads.items() if kinds.get("", all(kinds.values()))}
+    names = set()
+    for name, kinds in overloads.items():
+        if kinds.get("", all(kinds.values())):
+            names.add(name)
+    return names
 
 
 def compare(name: str, counted: dict, build: Callable[[], Callable[[], None]], args: Namespace) -> dict:

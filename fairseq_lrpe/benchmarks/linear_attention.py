@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from statistics import linear_regression
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
@@ -50,8 +51,10 @@ def plain_chunks(q, k, v, size=64):
     """Computes causal linear attention in chunks of rows with differentiable operations of torch."""
     length = q.size(2)
     q, k, v = (F.pad(x, (0, 0, 0, -length % size)).unflatten(2, (-1, size)) for x in (q, k, v))
-    updates, key_sums = k.mT @ v, k.sum(3, keepdim=True)
-    past, past_sums = (x.cumsum(2) - x for x in (updates, key_sums))
+    updates = k.mT @ v
+    key_sums = k.sum(3, keepdim=True)
+    past = updates.cumsum(2) - updates
+    past_sums = key_sums.cumsum(2) - key_sums
     scores = (q @ k.mT).tril()
     denominator = scores.sum(-1, keepdim=True) + q @ past_sums.mT
     return ((scores @ v + q @ past) / denominator.clamp(min=1e-6)).flatten(2, 3)[:, :, :length]
@@ -72,19 +75,22 @@ def busy_processes(number: int) -> Iterator[None]:
 
 def implementations(device: str) -> dict[str, Callable]:
     linear = partial(linear_attention, causal=True, normalize=True)
-    found = {"chunk": partial(linear, backend="chunk"), MASKED: masked}
-    found["plain chunks"] = plain_chunks
-    found["softmax"] = partial(F.scaled_dot_product_attention, is_causal=True)
+    functions = {
+        "chunk": partial(linear, backend="chunk"),
+        MASKED: masked,
+        "plain chunks": plain_chunks,
+        "softmax": partial(F.scaled_dot_product_attention, is_causal=True),
+    }
     for backend in ("fla", "triton"):
         if missing_requirement(torch.device(device), backend) is None:
-            found[backend] = partial(linear, backend=backend)
-    return found
+            functions[backend] = partial(linear, backend=backend)
+    return functions
 
 
 def training_step(name: str, length: int, args: Namespace) -> Callable[[], None]:
-    device, dtype = measurement.device(args.cpu), DTYPES[args.dtype]
+    device = measurement.device(args.cpu)
     shape = max(1, TOKENS // length), args.heads, length, args.width
-    *inputs, gradient = (torch.rand(shape, device=device, dtype=dtype) for _ in range(4))
+    *inputs, gradient = (torch.rand(shape, device=device, dtype=DTYPES[args.dtype]) for _ in range(4))
     compute = implementations(device)[name]
 
     def step():
@@ -95,22 +101,30 @@ def training_step(name: str, length: int, args: Namespace) -> Callable[[], None]
 
 
 def measure(args: Namespace) -> list[dict]:
-    rows, names = [], list(implementations(measurement.device(args.cpu)))
+    """Returns the rows of all lengths, without implementations that are slow or exceed the memory."""
+    rows = []
+    names = list(implementations(measurement.device(args.cpu)))
     for length in args.lengths:
-        build = partial(training_step, length=length, args=args)
-        while True:
-            try:
-                own = measurement.compare(build, names, args)
-                break
-            except torch.OutOfMemoryError:
-                if MASKED not in names:
-                    raise
-                print(f"{MASKED} does not fit into memory at {length:,} tokens", file=sys.stderr)
-                names.remove(MASKED)
-        rows += [{"length": length, "batch": max(1, TOKENS // length), **row} for row in own]
-        # The chunk form is always measured because all others are compared with it.
-        names = [row["model"] for row in own if row["model"] == "chunk" or row["ms"] < SLOW]
+        measured = measure_length(length, names, args)
+        names = []
+        for row in measured:
+            rows.append({"length": length, "batch": max(1, TOKENS // length), **row})
+            # The chunk form is always measured because all others are compared with it.
+            if row["model"] == "chunk" or row["ms"] < SLOW:
+                names.append(row["model"])
     return rows
+
+
+def measure_length(length: int, names: list[str], args: Namespace) -> list[dict]:
+    """Returns the rows of a length, without the masked form if it exceeds the memory."""
+    build = partial(training_step, length=length, args=args)
+    try:
+        return measurement.compare(build, names, args)
+    except torch.OutOfMemoryError:
+        if MASKED not in names:
+            raise
+    print(f"{MASKED} does not fit into memory at {length:,} tokens", file=sys.stderr)
+    return measurement.compare(build, [name for name in names if name != MASKED], args)
 
 
 def decoding_steps(name: str, args: Namespace) -> Callable[[], None]:
@@ -120,17 +134,19 @@ def decoding_steps(name: str, args: Namespace) -> Callable[[], None]:
         shape = 1, args.heads, length, args.width
         return [torch.rand(shape, device=measurement.device(args.cpu)) for _ in range(3)]
 
-    token, (q, k, v) = random_qkv(1), random_qkv(int(length))
+    new_q, new_k, new_v = random_qkv(1)
+    q, k, v = random_qkv(int(length))
     linear = partial(linear_attention, causal=True, normalize=True, return_state=True)
     _, state = linear(q, k, v)
 
     def step():
         for _ in range(DECODING_STEPS):
             if name == "chunk":
-                linear(*token, state=state)
+                linear(new_q, new_k, new_v, state=state)
             else:
-                pairs = zip((k, v), token[1:], strict=True)
-                F.scaled_dot_product_attention(token[0], *(torch.cat(pair, dim=2) for pair in pairs))
+                keys = torch.cat((k, new_k), dim=2)
+                values = torch.cat((v, new_v), dim=2)
+                F.scaled_dot_product_attention(new_q, keys, values)
 
     return step
 
@@ -139,20 +155,25 @@ def exponent(rows: list[dict]) -> float:
     """Returns the slope of log(ms per sequence) over log(length) at great lengths, or NaN for one length."""
     long = [row for row in rows if row["length"] >= TOKENS]
     rows = long if len(long) > 2 else rows[-3:]
-    lengths = [math.log(row["length"]) for row in rows]
-    times = [math.log(row["ms"] / row["batch"]) for row in rows]
-    return linear_regression(lengths, times).slope if len(rows) > 1 else math.nan
+    if len(rows) < 2:
+        return math.nan
+    lengths = []
+    times = []
+    for row in rows:
+        lengths.append(math.log(row["length"]))
+        times.append(math.log(row["ms"] / row["batch"]))
+    return linear_regression(lengths, times).slope
 
 
 def plot(by_name: dict[str, list[dict]], path: Path) -> None:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, unit in zip(figure.subplots(1, 2), ("ms", "MiB"), strict=True):
         for (name, rows), marker in zip(by_name.items(), "osvD^P", strict=False):
-            values = [row[unit] / row["batch"] for row in rows]
-            axes.plot([row["length"] for row in rows], values, marker=marker, label=name)
+            frame = pd.DataFrame(rows)
+            axes.plot(frame["length"], frame[unit] / frame["batch"], marker=marker, label=name)
         axes.set(xscale="log", yscale="log", xlabel="length n", ylabel=f"{unit} per sequence")
         lengths = [row["length"] for row in by_name["chunk"]]
-        axes.set_xticks(lengths, [f"{x:,}" for x in lengths], rotation=45)
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=45)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
@@ -160,8 +181,26 @@ def plot(by_name: dict[str, list[dict]], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    args, program = parse(arguments)
+    with measurement.measuring(program):
+        rows = measure(args)
+        by_name = report_passes(rows, args)
+        if args.busy:
+            report_busy(rows, args)
+        if len(args.lengths) > 1:
+            plot(by_name, args.plot)
+            print(f"plot: {args.plot}")
+        else:
+            print("no plot: it draws lines over --lengths, of which there is one")
+        report_decoding(args)
+
+
+def parse(arguments: list[str] | None) -> tuple[Namespace, str]:
+    """Returns the options and the name of the command."""
     parser = new_parser("lrpe bench linear-attention", __doc__, "[options]")
-    add, number, default = parser.add_argument, min_int(1), "(default: %(default)s)"
+    add = parser.add_argument
+    number = min_int(1)
+    default = "(default: %(default)s)"
     lengths = [2**n for n in range(9, 17)]
     add("--lengths", type=number, nargs="+", default=lengths, help=f"lengths in tokens {default}")
     add("--heads", type=number, default=8, help=f"number of attention heads {default}")
@@ -175,30 +214,39 @@ def main(arguments: list[str] | None = None) -> None:
     add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     add("--plot", type=image_path, default="results/benchmark.png", help=f"image file of the plot {default}")
     args = parser.parse_args(arguments)
-    args.lengths, args.json = sorted(set(args.lengths)), None
-    with measurement.measuring(parser.prog):
-        rows = measure(args)
-        sizes = f"{args.heads} heads × {args.width}"
-        measurement.report(rows, f"forward + backward, {sizes}, {args.dtype}", args)
-        names = dict.fromkeys(row["model"] for row in rows)
-        by_name = {name: [row for row in rows if row["model"] == name] for name in names}
-        exponents = {name: exponent(own) for name, own in by_name.items()}
-        print_table([exponents], "exponent of time", "time of one sequence ~ length ** exponent")
-        if args.busy:
-            with busy_processes(args.busy):
-                beside = measure(args)
-            quiet = {(row["length"], row["model"]): row["ms"] for row in rows}
-            for row in beside:
-                row["busy / quiet"] = row["ms"] / quiet[row["length"], row["model"]]
-            title = f"beside {args.busy} busy processes, {sizes}, {args.dtype}"
-            measurement.report(beside, title, args)
-        if len(args.lengths) > 1:
-            plot(by_name, args.plot)
-            print(f"plot: {args.plot}")
-        else:
-            print("no plot: it draws lines over --lengths, of which there is one")
-        names = [f"{name}, {length}" for length in args.positions for name in ("chunk", "softmax")]
-        rows = measurement.compare(partial(decoding_steps, args=args), names, args)
-        for row in rows:
-            row["µs a token"] = 1000 * row.pop("ms") / DECODING_STEPS
-        measurement.report(rows, "decoding steps after a number of tokens, batch 1, float32", args)
+    args.lengths = sorted(set(args.lengths))
+    args.json = None
+    return args, parser.prog
+
+
+def report_passes(rows: list[dict], args: Namespace) -> dict[str, list[dict]]:
+    """Prints the measurements of passes and their growth; returns {implementation: its rows}."""
+    title = f"forward + backward, {args.heads} heads × {args.width}, {args.dtype}"
+    measurement.report(rows, title, args)
+    by_name = {}
+    for row in rows:
+        by_name.setdefault(row["model"], []).append(row)
+    exponents = {name: exponent(measured) for name, measured in by_name.items()}
+    print_table([exponents], "exponent of time", "time of one sequence ~ length ** exponent")
+    return by_name
+
+
+def report_busy(rows: list[dict], args: Namespace) -> None:
+    """Measures the passes again beside busy processes, and prints how much slower they are."""
+    with busy_processes(args.busy):
+        busy_rows = measure(args)
+    quiet = {(row["length"], row["model"]): row["ms"] for row in rows}
+    for row in busy_rows:
+        row["busy / quiet"] = row["ms"] / quiet[row["length"], row["model"]]
+    title = f"beside {args.busy} busy processes, {args.heads} heads × {args.width}, {args.dtype}"
+    measurement.report(busy_rows, title, args)
+
+
+def report_decoding(args: Namespace) -> None:
+    names = []
+    for length in args.positions:
+        names += [f"chunk, {length}", f"softmax, {length}"]
+    rows = measurement.compare(partial(decoding_steps, args=args), names, args)
+    for row in rows:
+        row["µs a token"] = 1000 * row.pop("ms") / DECODING_STEPS
+    measurement.report(rows, "decoding steps after a number of tokens, batch 1, float32", args)

@@ -95,14 +95,19 @@ class TensorMemory(TorchDispatchMode):
         self.sizes = {}  # of the storages that exist
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        before = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        before = {storage._cdata for storage in storages((args, kwargs))}
         out = func(*args, **(kwargs or {}))
-        for storage in (x.untyped_storage() for x in tree_leaves(out) if isinstance(x, Tensor)):
+        for storage in storages(out):
             if storage._cdata not in before | self.sizes.keys():
                 self.sizes[storage._cdata] = storage.nbytes()
                 self.peak = max(self.peak, sum(self.sizes.values()))
                 weakref.finalize(storage, self.sizes.pop, storage._cdata)
         return out
+
+
+def storages(tree: object) -> list[torch.UntypedStorage]:
+    """Returns the storage of each tensor in nested lists, tuples and dictionaries."""
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def compare(build: Callable[[str], Callable], names: list[str], args: Namespace) -> list[dict]:
@@ -126,12 +131,19 @@ def compare(build: Callable[[str], Callable], names: list[str], args: Namespace)
             start = timer()
             steps[i]()
             times[number, i] = timer() - start
-    rows, times = [], 1000 * times[1:]
+    times = 1000 * times[1:]  # in ms, without the first round
+    rows = []
     medians = np.median(times, axis=0).tolist()
     for name, peak, taken, ms in zip(names, memory, times.T, medians, strict=True):
         ratios = times[:, 0] / taken
-        row = {"model": name, "ms": ms, "relative": medians[0] / ms}
-        rows.append(row | {"spread": f"{ratios.min():.2f}-{ratios.max():.2f}", "MiB": peak / 2**20})
+        row = {
+            "model": name,
+            "ms": ms,
+            "relative": medians[0] / ms,
+            "spread": f"{ratios.min():.2f}-{ratios.max():.2f}",
+            "MiB": peak / 2**20,
+        }
+        rows.append(row)
     return rows
 
 

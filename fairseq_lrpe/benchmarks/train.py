@@ -82,8 +82,11 @@ def family_of(arch: str) -> Family:
 
 
 def sizes(family: Family, args: Namespace) -> Namespace:
-    length, vocab_size = args.length or family.length, args.vocab_size or family.vocab_size
-    return Namespace(**{**vars(args), "length": length, "vocab_size": vocab_size})
+    """Returns the options with the family's length and vocabulary size where none are given."""
+    completed = Namespace(**vars(args))
+    completed.length = args.length or family.length
+    completed.vocab_size = args.vocab_size or family.vocab_size
+    return completed
 
 
 def random_batch(family: Family, args: Namespace, pad: int | None) -> dict:

@@ -47,14 +47,19 @@ def check(args, vocabulary: Path) -> None:
     with _readable(name):
         types = Path(cached_file(name, word_pieces.VOCABULARY))
         config = BertConfig.from_pretrained(name)
-    sizes = {flag: getattr(config, setting) for setting, flag in SIZES.items()}
-    different = {flag: value for flag, value in sizes.items() if str(getattr(args, flag)) != str(value)}
+    different = {}
+    for setting, flag in SIZES.items():
+        size = getattr(config, setting)
+        if str(getattr(args, flag)) != str(size):
+            different[flag] = size
     limit = config.max_position_embeddings
     if args.max_source_positions > limit:
         different["max_source_positions"] = limit
     if different:
-        flags = " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in different.items())
-        raise UserError(f"--encoder {name} has other sizes than the flags: pass {flags}")
+        flags = []
+        for flag, size in different.items():
+            flags.append(f"--{flag.replace('_', '-')} {size}")
+        raise UserError(f"--encoder {name} has other sizes than the flags: pass {' '.join(flags)}")
     if word_pieces.read_types(types) != word_pieces.read_types(vocabulary):
         remedy = f"prepare the data with --bert {name}"
         raise UserError(f"--encoder {name} does not have the vocabulary {vocabulary}: {remedy}")
@@ -102,15 +107,20 @@ def initialize(encoder, args, vocabulary: Path) -> None:
             from those of the encoder.
     """
     check(args, vocabulary)
-    bert, ids = load_bert(args.encoder), word_pieces.bert_token_ids(vocabulary)
-    theirs, ours = bert.state_dict(), dict(encoder.named_parameters())
+    bert = load_bert(args.encoder)
+    ids = word_pieces.bert_token_ids(vocabulary)
+    theirs = bert.state_dict()
+    ours = dict(encoder.named_parameters())
     first = encoder.padding_idx + 1  # fairseq's index of the first position
     positions = ours.pop("embed_positions.weight")
     positions[first:] = theirs["embeddings.position_embeddings.weight"][: len(positions) - first]
     ours.pop("embed_tokens.weight").copy_(theirs["embeddings.word_embeddings.weight"][ids])
-    modules = {mine: f"embeddings.{module}" for module, mine in EMBEDDINGS.items()}
-    for i in range(bert.config.num_hidden_layers):
-        modules |= {f"layers.{i}.{mine}": f"encoder.layer.{i}.{module}" for module, mine in LAYER.items()}
+    modules = {}  # {module of the encoder: module of BERT}
+    for module, name in EMBEDDINGS.items():
+        modules[name] = f"embeddings.{module}"
+    for layer in range(bert.config.num_hidden_layers):
+        for module, name in LAYER.items():
+            modules[f"layers.{layer}.{name}"] = f"encoder.layer.{layer}.{module}"
     for name, parameter in ours.items():
         module, _, kind = name.rpartition(".")
         parameter.copy_(theirs[f"{modules[module]}.{kind}"])

@@ -12,7 +12,7 @@ def encoder(symbols: Collection[str]) -> Callable[[str], list[str]]:
         return lambda text: [BYTES[value] for value in text.encode()]
     if OPERATORS[0] in symbols:
         return split_expression
-    from fairseq_lrpe.data.penn_treebank import tokenize_penn  # imports sacremoses, which takes long
+    from fairseq_lrpe.data.penn_treebank import tokenize_penn
 
     return lambda text: tokenize_penn(text).split()
 

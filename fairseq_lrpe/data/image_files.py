@@ -1,4 +1,4 @@
-"""Listing and decoding of image files."""
+"""Lists image files, and decodes them to 8 bits per channel."""
 
 import io
 from pathlib import Path
@@ -20,7 +20,9 @@ def is_image(name: str) -> bool:
 
 
 def find_images(folder: Path) -> list[Path]:
-    files = [path for path in visible_files(folder) if is_image(path.name)] if folder.is_dir() else []
+    files = []
+    if folder.is_dir():
+        files = [path for path in visible_files(folder) if is_image(path.name)]
     if not files:
         raise UserError(f"{folder} is not a folder with images: expected {', '.join(SUFFIXES)} files")
     return files

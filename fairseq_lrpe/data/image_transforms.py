@@ -16,13 +16,16 @@ from torch import Tensor
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 """Mean and deviation of ImageNet's color channels, for values from 0 to 1 (timm/data/constants.py)."""
-CROP_AREA, CROP_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+CROP_AREA = (0.08, 1.0)
+CROP_RATIO = (3 / 4, 4 / 3)
 """Ranges of a crop's relative area, and of its width / height (timm/data/transforms_factory.py)."""
 ERASE_PROBABILITY = 0.25
 """Probability of erasing a rectangle (DeiT's --reprob)."""
-ERASE_AREA, ERASE_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
+ERASE_AREA = (0.02, 1 / 3)
+ERASE_RATIO = (0.3, 1 / 0.3)
 """Ranges of the rectangle's relative area, and of its height / width (timm/data/random_erasing.py)."""
 MAX_TRIALS = 10
 """Maximum number of draws until a crop or rectangle fits into the image."""
@@ -46,10 +49,13 @@ def random_crop_box(width: int, height: int, rng: np.random.Generator) -> Box:
     If no draw fits into the image, the largest centered crop with a valid aspect ratio is returned.
     """
     for _ in range(MAX_TRIALS):
-        area, ratio = rng.uniform(*CROP_AREA) * width * height, log_uniform(CROP_RATIO, rng)
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        area = rng.uniform(*CROP_AREA) * width * height
+        ratio = log_uniform(CROP_RATIO, rng)
+        w = round(math.sqrt(area * ratio))
+        h = round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            left, top = (int(rng.integers(room + 1)) for room in (width - w, height - h))
+            left = int(rng.integers(width - w + 1))
+            top = int(rng.integers(height - h + 1))
             return left, top, left + w, top + h
     w = min(width, round(height * CROP_RATIO[1]))
     h = min(height, round(width / CROP_RATIO[0]))
@@ -58,7 +64,8 @@ def random_crop_box(width: int, height: int, rng: np.random.Generator) -> Box:
 
 def center_box(width: int, height: int, w: int, h: int) -> Box:
     """Returns the box (left, top, right, bottom) of size ``w`` x ``h`` at the center of an image."""
-    left, top = round((width - w) / 2), round((height - h) / 2)
+    left = round((width - w) / 2)
+    top = round((height - h) / 2)
     return left, top, left + w, top + h
 
 
@@ -82,7 +89,8 @@ def resize_and_center_crop(image: "Image", size: int) -> "Image":
     if (width, height) == (size, size):
         return image
     shorter = int(size * RESIZE_RATIO)
-    w, h = (int(shorter * side / min(width, height)) for side in (width, height))
+    w = int(shorter * width / min(width, height))
+    h = int(shorter * height / min(width, height))
     return image.resize((w, h), Resampling.BICUBIC).crop(center_box(w, h, size, size))
 
 
@@ -99,7 +107,10 @@ def normalize(pixels: Tensor) -> Tensor:
 
 @lru_cache
 def mean_std_255(device: torch.device) -> list[Tensor]:
-    return [255 * torch.tensor(numbers, device=device)[:, None, None] for numbers in (MEAN, STD)]
+    """Returns MEAN and STD (3, 1, 1) of the values of bytes."""
+    mean = 255 * torch.tensor(MEAN, device=device)[:, None, None]
+    std = 255 * torch.tensor(STD, device=device)[:, None, None]
+    return [mean, std]
 
 
 def random_erase_box(height: int, width: int, rng: np.random.Generator) -> Region | None:
@@ -111,10 +122,13 @@ def random_erase_box(height: int, width: int, rng: np.random.Generator) -> Regio
     if rng.random() >= ERASE_PROBABILITY:
         return None
     for _ in range(MAX_TRIALS):
-        area, ratio = rng.uniform(*ERASE_AREA) * height * width, log_uniform(ERASE_RATIO, rng)
-        h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        area = rng.uniform(*ERASE_AREA) * height * width
+        ratio = log_uniform(ERASE_RATIO, rng)
+        h = round(math.sqrt(area * ratio))
+        w = round(math.sqrt(area / ratio))
         if h < height and w < width:
-            top, left = (int(rng.integers(room + 1)) for room in (height - h, width - w))
+            top = int(rng.integers(height - h + 1))
+            left = int(rng.integers(width - w + 1))
             return slice(top, top + h), slice(left, left + w)
     return None
 

@@ -4,7 +4,7 @@ import json
 import struct
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,10 @@ def text(splits: Iterable[str]) -> list[str]:
 
 def translation(splits: Iterable[str], source: str, target: str) -> list[str]:
     """Returns the files of translation data, written by ``fairseq-preprocess``."""
-    names = [f"{split}.{source}-{target}.{language}" for split in splits for language in (source, target)]
+    names = []
+    for split in splits:
+        names.append(f"{split}.{source}-{target}.{source}")
+        names.append(f"{split}.{source}-{target}.{target}")
     return [f"dict.{source}.txt", f"dict.{target}.txt", *binarized(names)]
 
 
@@ -47,7 +50,11 @@ def questions(splits: Iterable[str]) -> list[str]:
 
 def raw_text(data: Path, splits: Iterable[str], columns: Iterable[str]) -> list[Path]:
     """Returns the files with the text of a prepared corpus before tokenization, which evaluations read."""
-    return [data.parent / "text" / f"{split}.{column}" for split in splits for column in columns]
+    paths = []
+    for split in splits:
+        for column in columns:
+            paths.append(data.parent / "text" / f"{split}.{column}")
+    return paths
 
 
 def classified(splits: Iterable[str], inputs: int) -> list[str]:
@@ -57,8 +64,13 @@ def classified(splits: Iterable[str], inputs: int) -> list[str]:
 
 def labeled(splits: Iterable[str], inputs: int = 1) -> list[str]:
     """Returns the files of labeled inputs without a dictionary, as for ``image_classification``."""
-    names = [f"{split}.input{i}" for split in splits for i in range(inputs)]
-    return [METADATA, *binarized(names), *(f"{split}.label.npy" for split in splits)]
+    names = []
+    labels = []
+    for split in splits:
+        labels.append(f"{split}.label.npy")
+        for number in range(inputs):
+            names.append(f"{split}.input{number}")
+    return [METADATA, *binarized(names), *labels]
 
 
 def check_file(path: Path) -> None:
@@ -75,7 +87,7 @@ def check_file(path: Path) -> None:
 
 def check_binary(prefix: Path) -> None:
     """Raises a UserError if a file of a binarized text is missing, or if a text does not match its index."""
-    from fairseq.data.indexed_dataset import MMapIndexedDataset, infer_dataset_impl  # takes seconds
+    from fairseq.data.indexed_dataset import MMapIndexedDataset, infer_dataset_impl
 
     for name in binarized([prefix.name]):
         check_regular(prefix.with_name(name))
@@ -98,7 +110,10 @@ def check_binary(prefix: Path) -> None:
 
 def files_of_split(folder: Path, split: str) -> list[Path]:
     """Returns the existing files of a split in a data folder, also those of GLUE's subfolders."""
-    return [path for part in ("", "input*/", "label/") for path in folder.glob(f"{part}{split}.*")]
+    paths = []
+    for part in ("", "input*/", "label/"):
+        paths += folder.glob(f"{part}{split}.*")
+    return paths
 
 
 def check_dictionaries(folder: Path) -> None:
@@ -114,9 +129,9 @@ def read_object(path: Path, is_valid: Callable[[dict], bool], remedy: str = PREP
         UserError: If the file is missing or damaged, or if ``is_valid`` is false or fails for its content.
     """
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        found = json.loads(read_file(path))
-        if is_valid(found):
-            return found
+        content = json.loads(read_file(path))
+        if is_valid(content):
+            return content
     raise UserError(f"{path} is missing, damaged or for another task: {remedy}")
 
 
@@ -136,9 +151,14 @@ def read_metadata(folder: Path) -> dict:
 
 def shards(folder: Path) -> list[Path]:
     """Returns the existing shards [folder, folder1, ...] of a data folder; fairseq reads one per epoch."""
-    found = [folder, *takewhile(Path.is_dir, (folder.with_name(f"{folder.name}{i}") for i in count(1)))]
-    check_shards(found)
-    return found
+    existing = [folder]
+    for number in count(1):
+        shard = folder.with_name(f"{folder.name}{number}")
+        if not shard.is_dir():
+            break
+        existing.append(shard)
+    check_shards(existing)
+    return existing
 
 
 def check_shards(folders: list[Path]) -> None:

@@ -45,9 +45,13 @@ class Characters(LineCodec):
     """Codec of characters, where ▁ represents a space and <unk> is one symbol."""
 
     def encode(self, line, start=True):
-        words = [word if word == "<unk>" else " ".join(word) for word in line.split()]
+        words = []
+        for word in line.split():
+            words.append(word if word == "<unk>" else " ".join(word))
         symbols = f" {SPACE} ".join(words)
-        return symbols if start or not line.startswith(" ") else f"{SPACE} {symbols}".rstrip()
+        if start or not line.startswith(" "):
+            return symbols
+        return f"{SPACE} {symbols}".rstrip()
 
     def text(self, symbol):
         return " " if symbol == SPACE else symbol
@@ -83,7 +87,8 @@ class BytePairs(LineCodec):
 
     def stream(self, symbols, start=True):
         """Yields the text of each symbol; a character of several symbols is yielded with the last of them."""
-        encoder, decoder = gpt2_encoder(self.folder), codecs.getincrementaldecoder("utf-8")("replace")
+        encoder = gpt2_encoder(self.folder)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for symbol in symbols:
             if symbol.isdecimal() and int(symbol) in encoder.decoder:
                 pair = encoder.decoder[int(symbol)]
@@ -111,8 +116,10 @@ def gpt2_encoder(folder: Path):
 
 def byte_pair_folder(data: Path) -> Path | None:
     """Returns the nearest folder with GPT-2 BPE in the parents of a data folder, or None."""
-    folders = [parent / BYTE_PAIRS for parent in data.parents]
-    return next((folder for folder in folders if file_exists(folder / "encoder.json")), None)
+    for parent in data.parents:
+        if file_exists(parent / BYTE_PAIRS / "encoder.json"):
+            return parent / BYTE_PAIRS
+    return None
 
 
 def load(data: Path, symbols: Sequence[str]) -> LineCodec:
@@ -126,4 +133,5 @@ def load(data: Path, symbols: Sequence[str]) -> LineCodec:
             missing = data.parent / BYTE_PAIRS / "encoder.json"
             raise UserError(f"{missing} is missing: restore it, or remove {data} and prepare it again")
         return BytePairs(folder)
-    return Characters() if SPACE in words and all(len(word) == 1 for word in words) else LineCodec()
+    is_characters = SPACE in words and all(len(word) == 1 for word in words)
+    return Characters() if is_characters else LineCodec()

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fairseq_lrpe.data.image_transforms import Region
 
-MIXUP_ALPHA, CUTMIX_ALPHA = 0.8, 1.0
+MIXUP_ALPHA = 0.8
+CUTMIX_ALPHA = 1.0
 """Parameter α of the distribution λ ~ Beta(α, α) (DeiT's --mixup and --cutmix)."""
 CUTMIX_PROBABILITY = 0.5
 """Probability of CutMix instead of Mixup (DeiT's --mixup-switch-prob)."""
@@ -58,8 +59,9 @@ def random_mixing(height: int, width: int, rng: np.random.Generator) -> Mixing:
     if rng.random() >= CUTMIX_PROBABILITY:
         return Mixing(rng.beta(MIXUP_ALPHA, MIXUP_ALPHA))
     box = cutmix_box(height, width, rng.beta(CUTMIX_ALPHA, CUTMIX_ALPHA), rng)
-    rows, columns = (side.stop - side.start for side in box)
-    return Mixing(1 - rows * columns / (height * width), box)
+    rows, columns = box
+    area = (rows.stop - rows.start) * (columns.stop - columns.start)
+    return Mixing(1 - area / (height * width), box)
 
 
 def cutmix_box(height: int, width: int, weight: float, rng: np.random.Generator) -> Region:
@@ -69,6 +71,7 @@ def cutmix_box(height: int, width: int, weight: float, rng: np.random.Generator)
     """
     sides = []
     for side in (height, width):
-        half, center = int(side * math.sqrt(1 - weight)) // 2, int(rng.integers(side))
+        half = int(side * math.sqrt(1 - weight)) // 2
+        center = int(rng.integers(side))
         sides.append(slice(max(center - half, 0), min(center + half, side)))
     return tuple(sides)

@@ -34,14 +34,25 @@ def tokenize_penn(text: str) -> str:
     """Returns the Penn Treebank tokens of a text, separated by single spaces."""
     for pattern, replacement in _RULES:
         text = pattern.sub(_in_two if replacement is None else replacement, text)
-    tokens, words = text.split(), []
-    for i, token in enumerate(tokens):
-        stem, ends = token[:-1], token.endswith(".") and token.strip(".")
-        if ends and not _INITIALS.fullmatch(stem) and (i == len(tokens) - 1 or stem not in _abbreviations()):
-            words += [stem, "."]
+    tokens = text.split()
+    words = []
+    for index, token in enumerate(tokens):
+        is_last = index == len(tokens) - 1
+        if _ends_sentence(token, is_last):
+            words += [token[:-1], "."]
         else:
             words.append(token)
     return " ".join(words)
+
+
+def _ends_sentence(token, is_last):
+    """Returns whether a token ends with a period that is not part of an abbreviation."""
+    stem = token[:-1]
+    has_period = token.endswith(".") and token.strip(".")
+    if not has_period or _INITIALS.fullmatch(stem):
+        return False
+    # The period of an abbreviation at the end of a text also ends the sentence.
+    return is_last or stem not in _abbreviations()
 
 
 def _in_two(match):

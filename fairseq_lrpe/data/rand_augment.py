@@ -15,8 +15,11 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from fairseq_lrpe.data.image_transforms import MEAN
 
-NUM_OPERATIONS, PROBABILITY = 2, 0.5
-LEVEL, LEVEL_STD, MAX_LEVEL = 9, 0.5, 10
+NUM_OPERATIONS = 2
+PROBABILITY = 0.5
+LEVEL = 9
+LEVEL_STD = 0.5
+MAX_LEVEL = 10
 FILL = tuple(round(255 * mean) for mean in MEAN)
 RESAMPLING = {"resample": Image.Resampling.BICUBIC, "fillcolor": FILL}
 

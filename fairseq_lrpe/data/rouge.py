@@ -17,7 +17,7 @@ class Tokenizer:
 
 @cache
 def _scorer(language):
-    from rouge_score.rouge_scorer import RougeScorer  # takes a second to import
+    from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(["rougeL"], tokenizer=Tokenizer(language))
 
@@ -28,12 +28,18 @@ def f1(hypothesis: str, reference: str, language: str) -> float:
     LCS is the length of the longest common subsequence of the texts' m and n tokens.
     """
     tokenize = Tokenizer(language).tokenize
-    lengths = len(tokenize(hypothesis)), len(tokenize(reference))
+    m = len(tokenize(hypothesis))
+    n = len(tokenize(reference))
+    if m == 0 or n == 0:
+        return 0.0
     score = _scorer(language).score(reference, hypothesis)["rougeL"]
-    return 2 * round(score.precision * lengths[0]) / sum(lengths) if all(lengths) else 0.0
+    lcs = round(score.precision * m)
+    return 2 * lcs / (m + n)
 
 
 def rouge_l(hypotheses: list[str], references: list[str], language: str) -> float:
     """Returns the mean of ROUGE-L's F1 of pairs of a hypothesis and a reference, in percent."""
-    pairs = zip(hypotheses, references, strict=True)
-    return 100 * sum(f1(*pair, language) for pair in pairs) / len(references)
+    total = 0
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        total += f1(hypothesis, reference, language)
+    return 100 * total / len(references)

@@ -68,7 +68,8 @@ class Moses:
                 counts.update(line.split())
         learn_bpe.tqdm = functools.partial(tqdm, desc=self.path.name, unit="merges", disable=None)
         merges = io.StringIO()
-        learn_bpe.learn_bpe((f"{word} {n}" for word, n in counts.items()), merges, types, is_dict=True)
+        lines = [f"{word} {count}" for word, count in counts.items()]
+        learn_bpe.learn_bpe(lines, merges, types, is_dict=True)
         write_atomic(self.path, merges.getvalue())
 
     @functools.cached_property

@@ -47,8 +47,14 @@ def fairseq_types(vocabulary: Path) -> list[str]:
 
 def bert_token_ids(vocabulary: Path) -> list[int]:
     """Returns the token id in BERT for each token id in fairseq's Dictionary."""
-    ids = {name: i for i, name in enumerate(read_types(vocabulary))}
-    return [ids.pop(name) for name in SPECIALS] + list(ids.values())
+    ids = _ids(vocabulary)
+    special = [ids.pop(name) for name in SPECIALS]
+    return special + list(ids.values())
+
+
+def _ids(vocabulary):
+    """Returns {type: id} of a vocab.txt."""
+    return {name: number for number, name in enumerate(read_types(vocabulary))}
 
 
 class Source(NamedTuple):
@@ -65,15 +71,15 @@ class WordPieces:
     def __init__(self, vocabulary: Path, lowercase: bool):
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-        types = {name: i for i, name in enumerate(read_types(vocabulary))}
+        types = _ids(vocabulary)
         # Like the package's BertWordPieceTokenizer, but "[SEP]" inside a text is not a separator.
         self._tokenizer = Tokenizer(models.WordPiece(types, unk_token="[UNK]"))
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
     def _encoded(self, text):
-        found = self._tokenizer.encode(text, add_special_tokens=False)
-        return [SPECIALS.get(piece, piece) for piece in found.tokens], found.offsets
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return [SPECIALS.get(piece, piece) for piece in encoding.tokens], encoding.offsets
 
     def pieces(self, text: str) -> list[str]:
         return self._encoded(text)[0]
@@ -96,13 +102,17 @@ class WordPieces:
                 and the answer's first occurrence is used.
         """
         if begins is None:
-            answer, context = normalize_spaces(answer), normalize_spaces(context)
+            answer = normalize_spaces(answer)
+            context = normalize_spaces(context)
             begins = find_answer(answer, context)
-        answer_pieces, (pieces, offsets) = self.pieces(answer), self._encoded(context)
+        answer_pieces = self.pieces(answer)
         kept = answer_pieces[:longest_answer]
+        pieces, offsets = self._encoded(context)
+        # Indices of the answer's first piece in the context, and of the first one after it.
         first = sum(end <= begins for _, end in offsets)
         last = sum(start < begins + len(answer) for start, _ in offsets)
-        last, room = min(last, first + longest_answer), longest - NUM_SEPARATORS - len(kept)
+        last = min(last, first + longest_answer)
+        room = longest - NUM_SEPARATORS - len(kept)
         part = pieces[window(len(pieces), first, last, room)]
         tokens = ["<s>", *kept, "</s>", *part, "</s>"]
         return Source(tokens, len(kept) < len(answer_pieces), len(part) < len(pieces))
@@ -125,7 +135,8 @@ def find_answer(answer: str, context: str, near: int = 0) -> int:
     """
     if not answer.strip():
         raise UserError("the answer is blank, but must be a part of the context")
-    positions, position = [], context.find(answer)
+    positions = []
+    position = context.find(answer)
     while position >= 0:
         positions.append(position)
         position = context.find(answer, position + 1)
@@ -152,10 +163,18 @@ _SPACED = [
 ]
 
 
+def _is_wide(character):
+    return unicodedata.east_asian_width(character) in "WF"
+
+
 def restore_spaces(words: str) -> str:
     """Removes the spaces next to full-width characters and, by heuristic rules, around punctuation."""
-    wide = [False, *(unicodedata.east_asian_width(x) in "WF" for x in words), False]
-    text = "".join(x for i, x in enumerate(words) if x != " " or not (wide[i] or wide[i + 2]))
+    wide = [False, *map(_is_wide, words), False]
+    text = ""
+    for index, character in enumerate(words):
+        is_beside_wide = wide[index] or wide[index + 2]  # ``wide`` has an item before the first character
+        if character != " " or not is_beside_wide:
+            text += character
     for pattern, replacement in _SPACED:
         text = pattern.sub(replacement, text)
     return text

@@ -30,15 +30,16 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
     Raises:
         ValueError: If a vector has another dimension than the first or invalid numbers, or no word has one.
     """
-    size, missing = dimension(path), {word.encode() for word in words}
+    size = dimension(path)
+    missing = {word.encode() for word in words}
     count = len(missing)
     with path.open("rb") as file:
         lines = tqdm(byte_lines(file, str(path)), path.name, unit="lines", disable=None, leave=False)
         for number, line in enumerate(lines, 1):
             fields = line.rstrip().split(b" ")
             if len(fields) - 1 < size or (len(fields) - 1 > size and _is_number(fields[-size - 1])):
-                found = f"{len(fields) - 1} fields after its word instead of {size}"
-                raise UserError(f"{path} line {number} has {found}, unlike line 1: correct it")
+                wrong = f"{len(fields) - 1} fields after its word instead of {size}"
+                raise UserError(f"{path} line {number} has {wrong}, unlike line 1: correct it")
             word = b" ".join(fields[:-size])
             if word in missing:
                 missing.remove(word)
@@ -48,9 +49,10 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
 
 
 def _numbers(fields, path, line):
-    if wrong := [field for field in fields if not _is_number(field)]:
-        shown = wrong[0][:20].decode(errors="replace")
-        raise UserError(f"{path} line {line} has {shown!r} instead of a finite number: correct it")
+    for field in fields:
+        if not _is_number(field):
+            shown = field[:20].decode(errors="replace")
+            raise UserError(f"{path} line {line} has {shown!r} instead of a finite number: correct it")
     return np.array(fields, dtype="S").astype(np.float32)
 
 

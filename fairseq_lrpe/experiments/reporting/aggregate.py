@@ -3,76 +3,21 @@
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.cell import Cell
-from fairseq_lrpe.experiments.definition.choice import best_by_score
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.reporting.cells import measure_cells
 from fairseq_lrpe.experiments.reporting.differences import NO_DIFFERENCE, Differences
-from fairseq_lrpe.experiments.reporting.run_record import RunRecord
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord, readable
 
 CSV = "attention row column measured_on metric length unit paper paper_std mean std state seeds".split()
 CSV += "paper_rank rank difference low high common_seeds".split()
 RUNS_CSV = "attention method changes evaluation metric length seeds mean std measured_seeds state".split()
 """Columns of the CSV output: ``CSV`` of a table, ``RUNS_CSV`` of the runs of an experiment."""
-
-
-@dataclass
-class Measured:
-    """The measurements of a cell with ``planned`` seeds."""
-
-    values: dict[int, float]  # {seed: value}
-    planned: int
-    records: list[RunRecord] = field(default_factory=list)  # started runs
-
-
-def measuring_runs(cell: Cell, records: Mapping[Run, RunRecord]) -> list[Run]:
-    """Returns the runs that measure a cell: all of them, or those of the best of its ``trials``.
-
-    The best trial has the best mean score over the seeds with which every trial is measured. For another
-    seed, a run that is not measured is returned, so that the cell has no value for this seed.
-    """
-    if not cell.trials:
-        return cell.runs
-    by_seed = list(zip(*cell.trials, strict=True))
-    scores = [_scores(cell, runs, records) for runs in by_seed]
-    complete = [seed for seed in scores if None not in seed]
-    means = [statistics.fmean(trial) for trial in zip(*complete, strict=True)]
-    _, metric = cell.score
-    best = best_by_score(means, cell.kind.metrics[metric]) if means else 0
-    measuring = []
-    for runs, seed in zip(by_seed, scores, strict=True):
-        measuring.append(runs[seed.index(None) if None in seed else best])
-    return measuring
-
-
-def _scores(cell, runs, records):
-    """Returns the scores of runs by which the best trial of a cell is chosen, None for an unmeasured one."""
-    return [records[run].value(*cell.score) if run in records else None for run in runs]
-
-
-def measure(cell: Cell, records: Mapping[Run, RunRecord]) -> Measured:
-    runs = {run.seed: run for run in measuring_runs(cell, records)}
-    started = {seed: records[run] for seed, run in runs.items() if run in records}
-    values = {seed: record.value(cell.evaluation, cell.metric) for seed, record in started.items()}
-    values = {seed: value for seed, value in values.items() if value is not None}
-    return Measured(values, len(runs), list(started.values()))
-
-
-def _combine(cell, parts):
-    """Combines the measurements of parts, for the seeds that all of them have."""
-    seeds = sorted(set.intersection(*(set(part.values) for part in parts)))
-    values = {seed: [part.values[seed] for part in parts] for seed in seeds}
-    if cell.is_best:
-        values = {seed: of[best_by_score(of, cell.better)] for seed, of in values.items()}
-    else:
-        values = {seed: statistics.fmean(of) for seed, of in values.items()}
-    return Measured(values, min(part.planned for part in parts))
 
 
 def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
@@ -89,28 +34,43 @@ def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
     - difference, low, high, common_seeds, compared: difference to the baseline over the common seeds with its
       interval among the rows of the same attention and column; see :meth:`Differences.between`
     """
-    found = {id(cell): measure(cell, records) for cell in table.cells if not cell.parts}
-    found |= {id(x): _combine(x, [found[id(part)] for part in x.parts]) for x in table.cells if x.parts}
-    groups = {}
-    for cell in table.cells:
-        groups.setdefault((cell.attention, cell.column), []).append(cell)
-    differences = {
-        group: Differences({id(cell): found[id(cell)].values for cell in cells}, cells[0].metric)
-        for group, cells in groups.items()
-    }
+    measured = measure_cells(table, records)
+    differences = _differences(table, measured)
     lines = []
     for cell in table.cells:
-        among, base = differences[cell.attention, cell.column], table.baseline(cell)
-        differs = NO_DIFFERENCE if base is None else among.between(id(cell), id(base))
-        lines.append(_summarize_cell(cell, found[id(cell)]) | differs)
+        baseline = table.baseline(cell)
+        line = _summarize_cell(cell, measured[id(cell)])
+        if baseline is None:
+            line |= NO_DIFFERENCE
+        else:
+            line |= differences[cell.attention, cell.column].between(id(cell), id(baseline))
+        lines.append(line)
     summary = pd.DataFrame(lines)
     summary["is_ranked"] = summary["mean"].map(math.isfinite)
     _add_ranks(summary)
     return summary
 
 
+def _differences(table, measured):
+    """Returns {(attention, column): the differences between its rows}, whose keys are the ids of cells."""
+    values = {}
+    metrics = {}
+    for cell in table.cells:
+        group = cell.attention, cell.column
+        values.setdefault(group, {})[id(cell)] = measured[id(cell)].values
+        metrics.setdefault(group, cell.metric)
+    differences = {}
+    for group, rows in values.items():
+        differences[group] = Differences(rows, metrics[group])
+    return differences
+
+
 def _lengths(records):
-    lengths = {(record.length, record.unit) for record in records if record.unit}
+    """Returns the planned lengths of the runs, (length, unit), sorted by unit and length."""
+    lengths = set()
+    for record in records:
+        if record.unit:
+            lengths.add((record.length, record.unit))
     return tuple(sorted(lengths, key=lambda length: length[::-1]))
 
 
@@ -119,24 +79,29 @@ def describe_lengths(lengths: Iterable[tuple[float, str]]) -> str:
     numbers = {}
     for length, unit in lengths:
         numbers.setdefault(unit, []).append("?" if math.isnan(length) else f"{length:.10g}")
-    return ", ".join(
-        f"{' or '.join(found)} {unit.removesuffix('s') if found == ['1'] else unit}"
-        for unit, found in numbers.items()
-    )
+    texts = []
+    for unit, lengths_in_unit in numbers.items():
+        name = unit.removesuffix("s") if lengths_in_unit == ["1"] else unit
+        texts.append(f"{' or '.join(lengths_in_unit)} {name}")
+    return ", ".join(texts)
 
 
 def _summarize_cell(cell, measured):
     sign = -1 if cell.better == "higher" else 1
     # A diverged run, whose value is NaN, is the worst one.
     values = sorted(measured.values.values(), key=lambda value: (math.isnan(value), sign * value))
-    mean, std = mean_and_std(values[:-1] if cell.drop_worst and len(values) > 2 else values)
+    is_without_worst = cell.drop_worst and len(values) > 2
+    mean, std = mean_and_std(values[:-1] if is_without_worst else values)
     state = f"{len(values)}" if len(values) == measured.planned else f"{len(values)} of {measured.planned}"
     paper, paper_std = cell.published or (None, None)
-    with_value = [x for x in measured.records if x.run.seed in measured.values]
+    with_value = [record for record in measured.records if record.run.seed in measured.values]
     lengths = _lengths(with_value)
-    signatures = [x.measured[cell.evaluation].get(f"{cell.metric}_signature") for x in with_value]
     return {
-        **{name: getattr(cell, name) for name in ("attention", "row", "column", "metric", "better")},
+        "attention": cell.attention,
+        "row": cell.row,
+        "column": cell.column,
+        "metric": cell.metric,
+        "better": cell.better,
         "method": cell.method or "",
         "measured_on": cell.experiment,
         "paper": math.nan if paper is None else paper,
@@ -149,9 +114,19 @@ def _summarize_cell(cell, measured):
         "length": lengths[0][0] if len(lengths) == 1 else math.nan,
         "unit": lengths[0][1] if len(lengths) == 1 else None,
         "started_lengths": _lengths(measured.records),
-        "signatures": tuple(dict.fromkeys(filter(None, signatures))),
+        "signatures": _signatures(cell, with_value),
         "decimals": (cell.kind or Kind).decimals.get(cell.metric, 2),
     }
+
+
+def _signatures(cell, records):
+    """Returns the different signatures of a cell's metric."""
+    signatures = {}
+    for record in records:
+        signature = record.measured[cell.evaluation].get(f"{cell.metric}_signature")
+        if signature:
+            signatures[signature] = None
+    return tuple(signatures)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
@@ -162,10 +137,10 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 
 def _state(records):
     """Returns the state of the run that got furthest, for a cell without a value; "-" without runs."""
-    readable = [record for record in records if record.problem is None]
-    if not readable:
+    with_log = readable(records)
+    if not with_log:
         return records[0].state if records else "-"
-    furthest = max(readable, key=lambda record: (record.state == "running", record.reached))
+    furthest = max(with_log, key=lambda record: (record.state == "running", record.reached))
     return "not measured" if furthest.state == "finished" else furthest.describe_state()
 
 
@@ -191,21 +166,24 @@ def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
     """
     groups = summary.dropna(subset=["paper_rank", "rank"]).groupby(["attention", "column"])
     with np.errstate(invalid="ignore"):  # equal values
-        return {group: rows["paper_rank"].corr(rows["rank"], min_periods=3) for group, rows in groups}
+        correlations = {}
+        for group, rows in groups:
+            correlations[group] = rows["paper_rank"].corr(rows["rank"], min_periods=3)
+    return correlations
 
 
 def values_by_metric(records: Collection[RunRecord]) -> dict[tuple[str, str], dict[int, float]]:
     """Returns {(evaluation, metric): {seed: value}} of the seeds of a run; a diverged one has NaN for all."""
-    found = {}
+    by_metric = {}
     for record in records:
         for evaluation, metric, value, _ in record.measurements():
-            found.setdefault((evaluation, metric), {})[record.run.seed] = value
+            by_metric.setdefault((evaluation, metric), {})[record.run.seed] = value
     for record in records:
         if record.is_diverged:
-            for (evaluation, metric), values in found.items():
+            for (evaluation, metric), values in by_metric.items():
                 if not metric.endswith("_per_second"):
                     values[record.run.seed] = record.value(evaluation, metric)
-    return found
+    return by_metric
 
 
 def summarize_runs(records: Iterable[RunRecord]) -> pd.DataFrame:
@@ -216,21 +194,49 @@ def summarize_runs(records: Iterable[RunRecord]) -> pd.DataFrame:
         are length (such as "400 updates"), seeds, mean, std, measured_seeds, state (of the unfinished seeds)
         and decimals. Runs without measurements have one line without a metric.
     """
-    groups, lines = {}, []
+    groups = {}
     for record in records:
         groups.setdefault(record.order, []).append(record)
-    for (attention, _, method, changes), runs in sorted(groups.items()):
-        states = [(x.run.seed, x.describe_state()) for x in runs]
-        unusual = [f"seed {seed} {state}" for seed, state in states if state != "finished"]
-        row = {"attention": attention, "method": method, "changes": changes, "measured_seeds": 0}
-        row |= {"length": describe_lengths(_lengths(runs)), "seeds": len(runs)}
-        row["state"] = "; ".join(unusual) or "finished"
-        measured = []
-        for (evaluation, metric), values in values_by_metric(runs).items():
-            if not metric.endswith("_per_second"):
-                mean, std = mean_and_std([*values.values()])
-                line = {"evaluation": evaluation, "metric": metric, "mean": mean, "std": std}
-                decimals = next(run.kind.decimals for run in runs if run.kind).get(metric, 2)
-                measured.append({**row, **line, "measured_seeds": len(values), "decimals": decimals})
-        lines += measured or [row]
+    lines = []
+    for _, seeds in sorted(groups.items()):
+        lines += _summarize_seeds(seeds)
     return pd.DataFrame(lines, columns=[*RUNS_CSV, "decimals"])
+
+
+def _summarize_seeds(records):
+    """Returns a dictionary for each metric of the seeds of a run, or one without a metric."""
+    run = {
+        "attention": records[0].run.attention,
+        "method": records[0].run.method,
+        "changes": records[0].changes,
+        "length": describe_lengths(_lengths(records)),
+        "seeds": len(records),
+        "state": _states(records),
+        "measured_seeds": 0,
+    }
+    lines = []
+    for (evaluation, metric), values in values_by_metric(records).items():
+        if metric.endswith("_per_second"):
+            continue
+        mean, std = mean_and_std(list(values.values()))
+        kind = next(record.kind for record in records if record.kind)
+        line = {
+            "evaluation": evaluation,
+            "metric": metric,
+            "mean": mean,
+            "std": std,
+            "measured_seeds": len(values),
+            "decimals": kind.decimals.get(metric, 2),
+        }
+        lines.append(run | line)
+    return lines or [run]
+
+
+def _states(records):
+    """Returns the states of unfinished seeds as text, or "finished"."""
+    texts = []
+    for record in records:
+        state = record.describe_state()
+        if state != "finished":
+            texts.append(f"seed {record.run.seed} {state}")
+    return "; ".join(texts) or "finished"

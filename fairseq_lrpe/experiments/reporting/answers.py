@@ -4,13 +4,16 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from operator import attrgetter
 
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.reporting.aggregate import measure
+from fairseq_lrpe.experiments.reporting.cells import measure
 from fairseq_lrpe.experiments.reporting.differences import LEAST_SEEDS, Differences
-from fairseq_lrpe.experiments.reporting.run_record import RunRecord
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord, unit_of_length
 from fairseq_lrpe.methods import METHODS, canonical
+from fairseq_lrpe.utils.numbers import format_number
 
 SHORT = "the lowest perplexity at the training length"
 LONG = "the lowest perplexity at 16 times the training length"
@@ -47,8 +50,10 @@ QUESTIONS = [
     ("Images, softmax attention", IMAGES, "tmlr_table3", "cifar10", "softmax"),
 ]
 """(question, what the best has, table, column, attention)"""
-SPEED, MEMORY = 0.9, 1.1
-"""Least speed and greatest memory of a training step at 2,048 tokens (NoPE: 1) that are a small cost."""
+SPEED = 0.9
+"""Least speed of a training step at 2,048 tokens, relative to NoPE's, that is a small cost."""
+MEMORY = 1.1
+"""Greatest memory of a training step at 2,048 tokens, relative to NoPE's, that is a small cost."""
 METRICS = dict.fromkeys((SHORT, LONG, MASKED), "perplexity")
 """{what the best has: its metric, if it is compared by logarithms}"""
 COMPARED = ("nope", "rope", "base")
@@ -68,7 +73,7 @@ class Measured:
         return statistics.fmean(self.values.values())
 
     def __str__(self) -> str:
-        return f"{self.mean:.{self.decimals}f}"
+        return format_number(self.mean, self.decimals)
 
     @property
     def causal_only(self) -> bool:
@@ -102,51 +107,81 @@ def answers(runs: Mapping[Run, RunRecord]) -> list[Answer]:
     The list is empty if no question is measured. Methods that diverged are not compared, and neither are rows
     with changed settings, such as those of token positions.
     """
-    tables = {name: Table(name, "mini") for name in ("training_speed", *(about[2] for about in QUESTIONS))}
-    found = []
+    load = cache(Table)
+    all_answers = []
     for question, basis, name, column, attention in QUESTIONS:
-        answer, table = Answer(question, basis), tables[name]
-        found.append(answer)
+        answer = Answer(question, basis)
+        all_answers.append(answer)
+        table = load(name, "mini")
         measured = _encodings(table, column, attention, runs)
-        differences = Differences({x.method: x.values for x in measured}, METRICS.get(basis))
+        # Intervals are corrected for all methods that were tried, also for those that cost too much.
+        values = {method.method: method.values for method in measured}
+        differences = Differences(values, METRICS.get(basis))
         if question.startswith("Smallest cost"):
-            speed, memory = (
-                {x.method: x.mean for x in _encodings(tables["training_speed"], column, attention, runs)}
-                for column in ("speed at 2,048", "memory at 2,048")
-            )
-            measured = [x for x in measured if speed.get(x.method, 0) >= SPEED and memory[x.method] <= MEMORY]
-        if not measured:
-            continue
-        measured.sort(key=lambda x: x.mean, reverse=not basis.startswith("the lowest"))
-        answer.best, *others = measured
-        best = answer.best.method
-        answer.equal = [x for x in others if not differences.is_different(x.method, best)]
-        answer.compared = [x for x in others if x.method in COMPARED and x not in answer.equal]
-        answer.seeds = min(len(x.values) for x in measured)
-        answer.training = _training(table, column)
-    return found if any(answer.best for answer in found) else []
+            measured = _with_small_cost(measured, load("training_speed", "mini"), attention, runs)
+        if measured:
+            _compare(answer, measured, differences)
+            answer.training = _training(table, column)
+    return all_answers if any(answer.best for answer in all_answers) else []
+
+
+def _with_small_cost(measured, table, attention, runs):
+    """Returns the methods whose training step takes little more time and memory than NoPE's."""
+    speed = _means(table, "speed at 2,048", attention, runs)
+    memory = _means(table, "memory at 2,048", attention, runs)
+    cheap = []
+    for method in measured:
+        is_fast = speed.get(method.method, 0) >= SPEED
+        if is_fast and memory[method.method] <= MEMORY:
+            cheap.append(method)
+    return cheap
+
+
+def _means(table, column, attention, runs):
+    """Returns {method: mean} of a column."""
+    means = {}
+    for method in _encodings(table, column, attention, runs):
+        means[method.method] = method.mean
+    return means
+
+
+def _compare(answer, measured, differences):
+    """Sets the best method of an answer and those beside it."""
+    is_falling = answer.basis.startswith("the lowest")
+    answer.best, *others = sorted(measured, key=attrgetter("mean"), reverse=not is_falling)
+    for method in others:
+        if not differences.is_different(method.method, answer.best.method):
+            answer.equal.append(method)
+        elif method.method in COMPARED:
+            answer.compared.append(method)
+    answer.seeds = min(len(method.values) for method in measured)
 
 
 def _training(table, column):
     """Returns the size of a column's models and the length of their training in words."""
-    cfg = table.experiments[next(x.experiment for x in table.cells if x.column == column)].cfg
-    sizes = {key: cfg.train.get(key) for key in ("encoder_layers", "decoder_layers")}
-    layers = " + ".join(str(number) for number in sizes.values() if number)
+    experiment = next(cell.experiment for cell in table.cells if cell.column == column)
+    cfg = table.experiments[experiment].cfg
+    sizes = [cfg.train.get("encoder_layers"), cfg.train.get("decoder_layers")]
+    layers = " + ".join(str(number) for number in sizes if number)
     width = cfg.train.get("encoder_embed_dim") or cfg.train.get("decoder_embed_dim")
-    unit = next((unit for unit in ("epochs", "rounds") if cfg.get(unit)), "updates")
+    unit = unit_of_length(cfg)
     return f"{layers} layers of width {width}, {cfg[unit]:,} {unit}"
 
 
 def _encodings(table, column, attention, runs):
-    rows = {(row.attention, row.row) for row in table.rows if row.method in METHODS and not row.changes}
-    found = []
+    """Returns the measurements of the methods of a column that did not diverge, or [] if any is missing."""
+    rows = set()
+    for row in table.rows:
+        if row.method in METHODS and row.attention == attention and not row.changes:
+            rows.add(row.row)
+    methods = []
     for cell in table.cells:
-        if (cell.column, cell.attention) != (column, attention) or (attention, cell.row) not in rows:
+        if cell.column != column or cell.attention != attention or cell.row not in rows:
             continue
         measured = measure(cell, runs)
         if len(measured.values) < measured.planned:
             return []
         if all(map(math.isfinite, measured.values.values())):
             decimals = cell.kind.decimals.get(cell.metric, 2)
-            found.append(Measured(canonical(cell.method), measured.values, decimals))
-    return found
+            methods.append(Measured(canonical(cell.method), measured.values, decimals))
+    return methods

@@ -13,8 +13,12 @@ import jinja2
 from markupsafe import Markup, escape
 
 from fairseq_lrpe.experiments.reporting.renderers import TEXT_COLUMNS, Bold
+from fairseq_lrpe.utils.numbers import format_number
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 330, 170, 38, 20  # of SVG plots, and of their margins
+WIDTH = 330  # of plots of weights
+HEIGHT = 170
+LEFT = 38  # margins of all SVG plots
+BOTTOM = 20
 HIGHEST = 32.0  # perplexity at the upper edge of the scatter plot
 
 
@@ -27,7 +31,9 @@ def render(template: str, **variables: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {f.__name__: f for f in (breakable, unbroken, column_class)}
+    environment.filters["breakable"] = breakable
+    environment.filters["unbroken"] = unbroken
+    environment.filters["column_class"] = column_class
     environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
     return environment.get_template(template).render(variables)
 
@@ -46,7 +52,9 @@ def column_class(name: str) -> str:
     """Returns the CSS class of a column, "" for measured numbers."""
     if name in ("changes", "state"):
         return "wrap"
-    return "text" if name in TEXT_COLUMNS else "paper" if name.endswith("(paper)") else ""
+    if name in TEXT_COLUMNS:
+        return "text"
+    return "paper" if name.endswith("(paper)") else ""
 
 
 def weight_plot(curves: dict[str, list[tuple[int, float]]]) -> Markup:
@@ -55,23 +63,34 @@ def weight_plot(curves: dict[str, list[tuple[int, float]]]) -> Markup:
     Args:
         curves: {attention: [(distance, weight relative to uniform attention)]}.
     """
-    last = max(points[-1][0] for points in curves.values())
-    values = [value for points in curves.values() for _, value in points]
-    largest = max(1.5, *values)
-    low, high = math.asinh(min(0.0, *values)), math.asinh(largest) + 0.05
+    last = 0
+    smallest = 0.0
+    largest = 1.5
+    for points in curves.values():
+        for distance, weight in points:
+            last = max(last, distance)
+            smallest = min(smallest, weight)
+            largest = max(largest, weight)
+    low = math.asinh(smallest)
+    high = math.asinh(largest) + 0.05
 
     def x(distance):
         return f"{LEFT + (WIDTH - LEFT - 4) * distance / last:.0f}"
 
-    def y(value):
-        return f"{(HEIGHT - BOTTOM) * (high - math.asinh(value)) / (high - low):.1f}"
+    def y(weight):
+        return f"{(HEIGHT - BOTTOM) * (high - math.asinh(weight)) / (high - low):.1f}"
 
+    lines = {}
+    for attention, points in curves.items():
+        lines[attention] = []
+        for distance, weight in points:
+            lines[attention].append((x(distance), y(weight)))
     text = render(
         "weight_plot.svg.jinja",
         size=(WIDTH, HEIGHT),
-        lines={attention: [(x(n), y(value)) for n, value in points] for attention, points in curves.items()},
-        axes=[(x(0), x(last), y(value)) for value in (0, 1)],
-        ticks=[(x(-4), y(value), f"{value:g}") for value in (0, 1, 4, 16) if value <= max(1, largest)],
+        lines=lines,
+        axes=[(x(0), x(last), y(weight)) for weight in (0, 1)],
+        ticks=[(x(-4), y(weight), f"{weight:g}") for weight in (0, 1, 4, 16) if weight <= largest],
         ends=[(x(0), "middle", "0"), (x(last), "end", f"distance {last}")],
     )
     return Markup(text)
@@ -80,10 +99,8 @@ def weight_plot(curves: dict[str, list[tuple[int, float]]]) -> Markup:
 def scatter_plot(points: Iterable[tuple[float, float, str, str, str]]) -> Markup:
     """Returns a scatter plot as SVG: x is the perplexity at the training length, y that at 16 × this length.
 
-    Both axes are logarithmic.
-
-    The best method of each kind and attention at 16 × has a label beside the plot; all have a tooltip.
-    Without points, the result is empty.
+    Both axes are logarithmic. The best method of each kind and attention at 16 × has a label beside the plot;
+    all have a tooltip. Without points, the result is empty.
 
     Args:
         points: (perplexity at 1 ×, at 16 ×, method, attention, kind). Perplexities at 16 × above ``HIGHEST``
@@ -92,9 +109,12 @@ def scatter_plot(points: Iterable[tuple[float, float, str, str, str]]) -> Markup
     points = sorted(points, key=itemgetter(1))
     if not points:
         return Markup()
-    width, height = 420, 400
-    low, high = math.log(0.97 * min(min(x, y) for x, y, *_ in points)), math.log(HIGHEST)
-    right = math.log(1.03 * max(x for x, *_ in points))
+    width = 420
+    height = 400
+    at_training_length, at_16_times, _, _, kinds = zip(*points, strict=True)
+    low = math.log(0.97 * min(at_training_length + at_16_times))
+    high = math.log(HIGHEST)
+    right = math.log(1.03 * max(at_training_length))
 
     def x_axis(value):
         return round(LEFT + (width - LEFT) * (math.log(value) - low) / (right - low), 1)
@@ -102,22 +122,29 @@ def scatter_plot(points: Iterable[tuple[float, float, str, str, str]]) -> Markup
     def y_axis(value):
         return round((height - BOTTOM) * (high - math.log(min(value, HIGHEST))) / (high - low), 1)
 
-    kinds = sorted({kind for *_, kind in points})
-    found = [(x_axis(x), y_axis(y), *about, f"{x:.2f}", f"{y:.2f}") for x, y, *about in points]
+    def ticks(axis, values, end):
+        return [(axis(value), value) for value in values if low < math.log(value) < end]
+
+    drawn = []
     best = {}
-    for point in found:
-        best.setdefault(point[3:5], point)
-    labels = sorted(best.values(), key=itemgetter(1))
-    gap = (height - BOTTOM) / len(labels)
+    for x, y, method, attention, kind in points:
+        numbers = (format_number(x, 2), format_number(y, 2))
+        point = (x_axis(x), y_axis(y), method, attention, kind, *numbers)
+        drawn.append(point)
+        best.setdefault((attention, kind), point)  # points are sorted by y
+    gap = (height - BOTTOM) / len(best)
+    labels = []
+    for number, point in enumerate(sorted(best.values(), key=itemgetter(1))):
+        labels.append((point, round((number + 0.5) * gap, 1)))
     text = render(
         "scatter_plot.svg.jinja",
         size=(width + 310, height),
         edge=width,
         bottom=height - BOTTOM,
-        points=found,
-        labels=[(point, round((n + 0.5) * gap, 1)) for n, point in enumerate(labels)],
-        colors={kind: n for n, kind in enumerate(kinds)},
-        ticks_x=[(x_axis(value), value) for value in (6, 7, 8, 9, 10, 12) if low < math.log(value) < right],
-        ticks_y=[(y_axis(value), value) for value in (6, 7, 8, 10, 15, 20, 30) if math.log(value) > low],
+        points=drawn,
+        labels=labels,
+        colors={kind: number for number, kind in enumerate(sorted(set(kinds)))},
+        ticks_x=ticks(x_axis, (6, 7, 8, 9, 10, 12), right),
+        ticks_y=ticks(y_axis, (6, 7, 8, 10, 15, 20, 30), high),
     )
     return Markup(text)

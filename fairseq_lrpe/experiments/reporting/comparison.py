@@ -10,11 +10,12 @@ from fairseq_lrpe.experiments.definition.run import experiment_of, is_seed
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.differences import INTERVALS, Differences
 from fairseq_lrpe.experiments.reporting.records import read_run
-from fairseq_lrpe.experiments.reporting.renderers import Section, format_number
-from fairseq_lrpe.experiments.reporting.run_record import RunRecord
+from fairseq_lrpe.experiments.reporting.renderers import Section
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord, readable
 from fairseq_lrpe.experiments.reporting.settings import flat_texts
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.numbers import format_number
 
 IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
 """Settings in run.json that do not distinguish runs in a comparison."""
@@ -27,14 +28,22 @@ def read_seeds(folder: Path) -> list[RunRecord]:
         UserError: if the folder is not a run's, or all seeds are damaged.
     """
     parent = folder.parent if folder.name.startswith("seed-") else folder
-    results = next((path for path in parent.parents if experiment_of(parent / "seed-1", path)), None)
+    results = _results_folder(parent)
     folders = sorted(path for path in parent.iterdir() if is_seed(path) and path.is_dir())
     if results is None or not folders:
         raise UserError(f"{folder} is not the folder of a run, such as results/lm/mini/linear_rope/seed-1")
     records = [read_run(path, results) for path in folders]
-    if all(record.problem is not None for record in records):
+    if not readable(records):
         raise UserError(f"{records[0].folder} cannot be read: {records[0].problem}")
     return records
+
+
+def _results_folder(folder):
+    """Returns the results folder that contains the folder of a run's seeds, or None."""
+    for parent in folder.parents:
+        if experiment_of(folder / "seed-1", parent):
+            return parent
+    return None
 
 
 def different_settings(a: list[RunRecord], b: list[RunRecord]) -> pd.DataFrame:
@@ -42,19 +51,25 @@ def different_settings(a: list[RunRecord], b: list[RunRecord]) -> pd.DataFrame:
 
     The flags of their methods are settings, too. If seeds have different values, all of these are listed.
     """
-    settings = [_settings_of_seeds(records) for records in (a, b)]
+    settings = [_settings_of_seeds(a), _settings_of_seeds(b)]
     frame = pd.DataFrame(settings, index=["a", "b"], dtype=object).T.fillna("-")
     frame = frame[(frame["a"] != frame["b"]) & ~frame.index.isin(IGNORED)]
     return frame.reset_index(names="setting")
 
 
 def _settings_of_seeds(records):
-    found = {}
+    """Returns {key: text} of a run's settings and flags, with all different values of its seeds."""
+    values = {}
     for record in records:
-        flags = {f"method.{name}": value for name, value in method_flags(record).items()}
-        for key, text in flat_texts(record.settings | flags).items():
-            found.setdefault(key, {})[text] = None
-    return {key: " or ".join(texts) for key, texts in found.items()}
+        settings = dict(record.settings)
+        for name, value in method_flags(record).items():
+            settings[f"method.{name}"] = value
+        for key, text in flat_texts(settings).items():
+            values.setdefault(key, {})[text] = None
+    joined = {}
+    for key, texts in values.items():
+        joined[key] = " or ".join(texts)
+    return joined
 
 
 def method_flags(record: RunRecord) -> dict[str, object]:
@@ -63,50 +78,67 @@ def method_flags(record: RunRecord) -> dict[str, object]:
     The values are those of the run's settings, or else of the method, or else the defaults of the models.
     Options of other encodings are missing.
     """
-    from fairseq_lrpe.config import PositionConfig, option_flag  # imports torch, which takes seconds
+    from fairseq_lrpe.config import PositionConfig, option_flag
     from fairseq_lrpe.encodings import ENCODINGS, encoding_options
 
-    config, method = record.settings["config"], METHODS.get(record.run.method)
+    config = record.settings["config"]
+    method = METHODS.get(record.run.method)
     if method is None:  # such as fairseq's own models
         return {}
-    options = {
-        option_flag(name, option): name for name, of in ENCODINGS.items() for option in encoding_options(of)
-    }
+    encodings = {}  # {option: the encoding that has it}
+    for encoding, cls in ENCODINGS.items():
+        for option in encoding_options(cls):
+            encodings[option_flag(encoding, option)] = encoding
     given = {
         **method.flags,
         **config.get("train", {}),
         **config.get("by_method", {}).get(record.run.method, {}),
     }
-    found = {}
+    flags = {}
     for name, default in vars(PositionConfig()).items():
-        is_own = options.get(name) in (None, given.get("encoding", "none"))
-        if is_own and name not in ("_name", "attention"):
-            found[name] = given.get(name, default)
-    return found
+        applies = encodings.get(name) in (None, given.get("encoding", "none"))
+        if applies and name not in ("_name", "attention"):
+            flags[name] = given.get(name, default)
+    return flags
 
 
 def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
     """Yields the parts of a printed comparison of the runs in two folders."""
-    found = [read_seeds(folder) for folder in (a, b)]
-    runs = [[record for record in records if record.problem is None] for records in found]
-    first = [records[0] for records in runs]
-    for name, records, record in zip("ab", runs, first, strict=True):
-        yield f"{name}: {record.folder.parent} (seeds {', '.join(str(of.run.seed) for of in records)})"
-    for record in (record for records in found for record in records if record.problem is not None):
-        yield f"omitted: {record.folder} cannot be read: {record.problem}"
+    ours = read_seeds(a)
+    theirs = read_seeds(b)
+    runs = [readable(ours), readable(theirs)]
+    for name, records in zip("ab", runs, strict=True):
+        numbers = ", ".join(str(record.run.seed) for record in records)
+        yield f"{name}: {records[0].folder.parent} (seeds {numbers})"
+    for record in (*ours, *theirs):
+        if record.problem is not None:
+            yield f"omitted: {record.folder} cannot be read: {record.problem}"
     settings = different_settings(*runs)
     yield Section("settings that differ", settings) if len(settings) else "no settings differ"
-    ours, theirs = map(aggregate.values_by_metric, runs)
+    values_a, values_b = map(aggregate.values_by_metric, runs)
+    decimals = runs[0][0].kind.decimals
     lines = []
-    for evaluation, metric in dict.fromkeys([*ours, *theirs]):
-        pair = [values.get((evaluation, metric), {}) for values in (ours, theirs)]
-        digits = first[0].kind.decimals.get(metric, 2)
-        means = [format_number(*aggregate.mean_and_std([*of.values()]), digits) if of else "-" for of in pair]
-        difference = Differences(dict(zip("ab", pair, strict=True)), metric).between("b", "a")
-        found = SimpleNamespace(**difference, decimals=digits)
-        change = renderers.format_difference(found) if found.common_seeds else "no common seed"
-        lines.append((evaluation, metric, *means, change))
+    for key in values_a | values_b:
+        _, metric = key
+        cells = _compare(values_a.get(key, {}), values_b.get(key, {}), metric, decimals.get(metric, 2))
+        lines.append((*key, *cells))
     title = f"mean ± sample standard deviation; b - a: difference [{INTERVALS}] (common seeds), each line "
     title += "for itself: not corrected for the number of lines, nor for a choice among several runs"
     frame = pd.DataFrame(lines, columns=["evaluation", "metric", "a", "b", "b - a"])
     yield Section(title, frame) if lines else "neither run has measurements"
+
+
+def _compare(a, b, metric, digits):
+    """Returns the means of two runs and their difference as text; ``a`` and ``b`` are {seed: value}."""
+    difference = Differences({"a": a, "b": b}, metric).between("b", "a")
+    change = "no common seed"
+    if difference["common_seeds"]:
+        change = renderers.format_difference(SimpleNamespace(**difference, decimals=digits))
+    return _mean(a, digits), _mean(b, digits), change
+
+
+def _mean(values, digits):
+    if not values:
+        return "-"
+    mean, std = aggregate.mean_and_std(list(values.values()))
+    return format_number(mean, digits, std)

@@ -42,12 +42,16 @@ class Differences:
     def __init__(self, values: Mapping[Hashable, Mapping[int, float]], metric: str | None):
         self.values = values
         self.is_logarithmic = metric in LOGARITHMIC
-        samples = [self._transformed(of.values()) for of in values.values()]
-        finite = [x[np.isfinite(x)] for x in samples]
-        samples = [x for x in finite if len(x) >= LEAST_SEEDS]
-        self.methods = len(samples)
-        self.freedom = sum(len(x) - 1 for x in samples)
-        squares = sum(x.var(ddof=1) * (len(x) - 1) for x in samples)
+        self.methods = 0
+        self.freedom = 0
+        squares = 0
+        for seeds in values.values():
+            sample = self._transformed(seeds.values())
+            sample = sample[np.isfinite(sample)]
+            if len(sample) >= LEAST_SEEDS:
+                self.methods += 1
+                self.freedom += len(sample) - 1
+                squares += sample.var(ddof=1) * (len(sample) - 1)
         self.variance = squares / self.freedom if self.freedom else math.nan
 
     def between(self, ours: Hashable, base: Hashable) -> dict[str, float]:
@@ -57,23 +61,34 @@ class Differences:
         whose comparisons the interval is corrected. The interval is NaN for fewer than three common seeds.
         Differences of perplexities are those of the geometric means.
         """
-        seeds = [seed for seed in self.values[ours] if seed in self.values[base]]
-        if not seeds:
+        a = []
+        b = []
+        for seed, value in self.values[ours].items():
+            if seed in self.values[base]:
+                a.append(value)
+                b.append(self.values[base][seed])
+        if not a:
             return NO_DIFFERENCE
-        a, b = (self._transformed(self.values[x][seed] for seed in seeds) for x in (ours, base))
+        a = self._transformed(a)
+        b = self._transformed(b)
         with np.errstate(invalid="ignore"):  # if a run diverged
             mean = a.mean() - b.mean()
             half = self._half_width(a, b)
-            found = np.array([mean, mean - half, mean + half])
+            interval = np.array([mean, mean - half, mean + half])
             if self.is_logarithmic:
-                found = np.exp(b.mean()) * np.expm1(found)
-        difference, low, high = found.tolist()
-        found = {"difference": difference, "low": low, "high": high}
-        return found | {"common_seeds": len(seeds), "compared": self.methods}
+                interval = np.exp(b.mean()) * np.expm1(interval)
+        difference, low, high = interval.tolist()
+        return {
+            "difference": difference,
+            "low": low,
+            "high": high,
+            "common_seeds": len(a),
+            "compared": self.methods,
+        }
 
     def is_different(self, ours: Hashable, base: Hashable) -> bool:
-        found = self.between(ours, base)
-        return found["low"] > 0 or found["high"] < 0
+        difference = self.between(ours, base)
+        return difference["low"] > 0 or difference["high"] < 0
 
     def _transformed(self, values):
         numbers = np.array([*values], dtype=float)
@@ -88,8 +103,10 @@ class Differences:
         if not errors.any():
             return pooled
         freedom = errors.sum() ** 2 / (errors**2).sum() * (len(a) - 1)
-        own = quantile(self.methods, math.floor(freedom * 10 + 1e-9) / 10) * math.sqrt(errors.sum() / 2)
-        return max(pooled, own)
+        # Rounded down to one decimal, so that few different quantiles are computed.
+        freedom = math.floor(freedom * 10 + 1e-9) / 10
+        separate = quantile(self.methods, freedom) * math.sqrt(errors.sum() / 2)
+        return max(pooled, separate)
 
 
 def corrected_for(methods: Iterable[int]) -> str:
@@ -109,11 +126,14 @@ def quantile(methods: int, freedom: float) -> float:
     ranges, probabilities = _range_distribution(methods)
     levels = (np.arange(POINTS) + 0.5) / POINTS
     deviations = np.sqrt(stats.chi2.ppf(levels, freedom) / freedom)
-    low, high = 0.0, 1000.0
+    low = 0.0
+    high = 1000.0
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
-        is_below = np.interp(middle * deviations, ranges, probabilities).mean() < LEVEL
-        low, high = (middle, high) if is_below else (low, middle)
+        if np.interp(middle * deviations, ranges, probabilities).mean() < LEVEL:
+            low = middle
+        else:
+            high = middle
     return high
 
 

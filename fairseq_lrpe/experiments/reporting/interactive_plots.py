@@ -12,10 +12,11 @@ from markupsafe import Markup
 from plotly.io import to_html
 
 from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.reporting import plots
-from fairseq_lrpe.experiments.reporting.plots import Line, column_lines, visible_range
+from fairseq_lrpe.experiments.reporting.plot_data import column_lines, needs_log_scale, visible_range
+from fairseq_lrpe.experiments.reporting.plots import Line, wrap
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
+from fairseq_lrpe.utils.numbers import format_number
 
 SYMBOLS = dict(zip(
     "os^vDPX*phd<>8H",
@@ -66,30 +67,30 @@ def curve_figure(lines: list[Line], count: int | None = None) -> go.Figure | Non
 
     The result is None if no run has two points.
     """
-    styles, drawn = line_styles(lines), []
+    styles = line_styles(lines)
+    drawn = []
+    curves = []
     for line in lines:
-        seeds = [replace(line, records=[record]) for record in line.records]
-        if seeds := [seed for seed in seeds if len(seed.points)]:
+        seeds = _seeds(line)
+        if seeds:
             best = min if line.curve.better == "lower" else max
             drawn.append((best(seed.last for seed in seeds), seeds))
-    curves = [line.points for _, seeds in drawn for line in seeds]
+            for seed in seeds:
+                curves.append(seed.points)
     if all(len(points) == 1 for points in curves):
         return None
-    curve, traces = lines[0].curve, []
+    curve = lines[0].curve
+    traces = []
     for last, seeds in sorted(drawn, key=itemgetter(0), reverse=curve.better != "lower"):
-        for i, line in enumerate(seeds):
-            name = f"{line.attention} {line.row}"
-            points = thinned(line.points["mean"], count)
-            trace = {
-                "type": "scatter",
-                "x": points.index.tolist(),
-                "y": [float(f"{value:.6g}") for value in points],
-                "legendgroup": escape(name),
-                "meta": escape(f"{name}, seed {line.records[0].run.seed}"),
-                **trace_style(*styles[line.attention, line.row], line.attention),
-            }
-            first = {"name": legend_text(f"{last:.{curve.decimals}f}", name)}
-            traces.append(trace | (first if i == 0 else {"showlegend": False}))
+        color, marker = styles[seeds[0].attention, seeds[0].row]
+        for seed in seeds:
+            trace = _trace(seed, count) | trace_style(color, marker, seed.attention)
+            if seed is seeds[0]:
+                number = format_number(last, curve.decimals)
+                trace["name"] = legend_text(number, f"{seed.attention} {seed.row}")
+            else:
+                trace["showlegend"] = False
+            traces.append(trace)
     figure = go.Figure({"data": traces, "layout": LAYOUT}, skip_invalid=False)
     hover = f"%{{meta}}<br>%{{x:,}} updates: %{{y:,.{curve.decimals}f}}<extra></extra>"
     # What all lines have in common is written once, in a template.
@@ -101,6 +102,29 @@ def curve_figure(lines: list[Line], count: int | None = None) -> go.Figure | Non
     if curve.better == "lower":
         figure.update_yaxes(LOG_AXIS, range=list(map(math.log10, values)))
     return figure
+
+
+def _seeds(line):
+    """Returns a line of its own for each seed with points."""
+    seeds = []
+    for record in line.records:
+        seed = replace(line, records=[record])
+        if len(seed.points):
+            seeds.append(seed)
+    return seeds
+
+
+def _trace(line, count):
+    """Returns plotly's description of a line of one seed, without its style."""
+    name = f"{line.attention} {line.row}"
+    points = thinned(line.points["mean"], count)
+    return {
+        "type": "scatter",
+        "x": points.index.tolist(),
+        "y": [float(f"{value:.6g}") for value in points],
+        "legendgroup": escape(name),
+        "meta": escape(f"{name}, seed {line.records[0].run.seed}"),
+    }
 
 
 def thinned(points: pd.Series, count: int | None) -> pd.Series:
@@ -125,44 +149,56 @@ def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
     Returns None if there are fewer than three such columns.
     """
     first = {}
+    same_runs = []
     for cell in table.cells:
-        first.setdefault((cell.attention, cell.row), cell.runs)
-    same_runs = [cell.runs == first[cell.attention, cell.row] for cell in table.cells]
+        runs = first.setdefault((cell.attention, cell.row), cell.runs)
+        same_runs.append(cell.runs == runs)
     cells, columns = column_lines(summary[same_runs])
     if len(columns) < 3:
         return None
-    figure, styles = go.Figure(layout=LAYOUT), line_styles(summary.itertuples())
+    figure = go.Figure(layout=LAYOUT)
+    styles = line_styles(summary.itertuples())
     for (attention, row), line in cells.groupby(["attention", "row"], sort=False):
-        digits, name = line["decimals"].iloc[-1], f"{attention} {row}"
+        name = f"{attention} {row}"
+        digits = line["decimals"].iloc[-1]
+        color, marker = styles[attention, row]
         figure.add_scatter(
-            x=[escape(heading(column)) for column in line["column"]],
+            x=_names(line["column"]),
             y=line["mean"].tolist(),
             error_y={"type": "data", "array": line["std"].fillna(0).tolist(), "thickness": 1},
             mode="lines+markers",
-            name=legend_text(f"{line['mean'].iloc[-1]:.{digits}f}", name),
+            name=legend_text(format_number(line["mean"].iloc[-1], digits), name),
             meta=escape(name),
             hovertemplate=f"%{{meta}}<br>%{{x}}: %{{y:,.{digits}f}}<extra></extra>",
-            **trace_style(*styles[attention, row], attention),
+            **trace_style(color, marker, attention),
         )
     figure.update_traces(COMMON_STYLE)
-    names = [escape(heading(column)) for column in columns]
-    figure.update_xaxes(AXIS, type="category", categoryorder="array", categoryarray=names)
+    figure.update_xaxes(AXIS, type="category", categoryorder="array", categoryarray=_names(columns))
     figure.update_yaxes(AXIS, title=escape(heading(cells["metric"].iloc[0])))
-    if plots.needs_log_scale(cells["mean"]):
+    if needs_log_scale(cells["mean"]):
         figure.update_yaxes(LOG_AXIS)
     return figure
 
 
+def _names(columns):
+    return [escape(heading(column)) for column in columns]
+
+
 def legend_text(value: str, name: str) -> str:
     """Returns the legend entry of a line as HTML; long names are wrapped."""
-    return escape(f"{value}  {plots.wrap(name)}").replace("\n", "<br>")
+    return escape(f"{value}  {wrap(name)}").replace("\n", "<br>")
 
 
 def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
     """Returns plotly's settings of a line; softmax attention is dashed and has open markers."""
     style = LINE_STYLES[attention]
-    symbol = SYMBOLS[marker] + ("" if style == "-" else "-open")
-    dash = "solid" if style == "-" else ",".join(f"{WIDTH * x}px" for x in style[1])
+    if style == "-":
+        symbol = SYMBOLS[marker]
+        dash = "solid"
+    else:
+        _, lengths = style  # of dashes and the gaps between them, in multiples of the line's width
+        symbol = f"{SYMBOLS[marker]}-open"
+        dash = ",".join(f"{WIDTH * length}px" for length in lengths)
     return {"line": {"color": color, "dash": dash}, "marker": {"color": color, "symbol": symbol}}
 
 

@@ -11,7 +11,7 @@ from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.run_record import row_key
 
-STATE = ["updates", "reached", "length", "unit", "state", "problem"]
+STATE = ["kind", "updates", "reached", "length", "unit", "state", "problem", "folder"]
 PUBLISHED = ["paper", "table", "row", "attention", "method", "changes", "column", "metric", "better"]
 
 
@@ -43,11 +43,19 @@ def load_results(results: str | Path) -> pd.DataFrame:
     """
     lines = []
     for record in read_runs(Path(results).absolute()):
-        kind = record.settings["kind"] if record.kind else None
-        state = [kind, *(getattr(record, name) for name in STATE), str(record.folder)]
+        state = [
+            record.settings["kind"] if record.kind else None,
+            record.updates,
+            record.reached,
+            record.length,
+            record.unit,
+            record.state,
+            record.problem,
+            str(record.folder),
+        ]
         for measured in list(record.measurements()) or [(None, None, None, None)]:
             lines.append([*row_key(record.run), *measured, *state])
-    frame = pd.DataFrame(lines, columns=[*MEASUREMENTS, "kind", *STATE, "folder"])
+    frame = pd.DataFrame(lines, columns=[*MEASUREMENTS, *STATE])
     return frame.astype(dict.fromkeys(["value", "updates", "reached", "length"], "float64"))
 
 
@@ -70,8 +78,10 @@ def published() -> pd.DataFrame:
                 changes = ", ".join(f"{key}={as_text(value)}" for key, value in sorted(row.changes.items()))
                 key = [path.stem, name, row.row, row.attention, row.method, changes]
                 for column in row.values:
-                    about, number = table.columns[column], row.published(column)
+                    number = row.published(column)
                     if number:  # otherwise, the paper has a dash
-                        lines.append([*key, column, about.metric, about.better, *number])
+                        metric = table.columns[column].metric
+                        better = table.columns[column].better
+                        lines.append([*key, column, metric, better, *number])
     frame = pd.DataFrame(lines, columns=[*PUBLISHED, "mean", "std"])
     return frame.astype({"mean": "float64", "std": "float64"})

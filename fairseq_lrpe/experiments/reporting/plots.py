@@ -1,7 +1,6 @@
 """Plots of validation curves, and of measured numbers over a table's columns."""
 
 import math
-import statistics
 import sys
 import textwrap
 from collections.abc import Collection, Mapping
@@ -20,12 +19,14 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormat
 from fairseq_lrpe.experiments.definition.kinds.base import Curve
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.reporting.aggregate import measuring_runs
+from fairseq_lrpe.experiments.reporting.cells import measuring_runs
+from fairseq_lrpe.experiments.reporting.plot_data import column_lines, needs_log_scale, visible_range
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
+from fairseq_lrpe.utils.numbers import format_number
 
 MANY_ROWS = 20
 """Number of rows of an attention above which ``plot_columns`` separates kinds of encodings."""
@@ -57,15 +58,17 @@ class Line:
 
         If at least one of the runs has been evaluated, runs that have not been evaluated are ignored.
         """
-        drawn = [record for record in self.records if record.curve]
-        drawn = [record for record in drawn if record.measured] or drawn
+        validated = [record for record in self.records if record.curve]
+        drawn = [record for record in validated if record.measured] or validated
         if len(drawn) == 1:  # the general way takes many times as long
             values = pd.Series(drawn[0].curve, dtype=float).rename_axis("updates").sort_index()
             points = pd.DataFrame({"mean": values, "min": values, "max": values, "count": 1})
         else:
-            points = [point for record in drawn for point in record.curve.items()]
-            points = pd.DataFrame(points, columns=["updates", "value"]).astype({"value": float})
-            points = points.groupby("updates")["value"].agg(["mean", "min", "max", "count"])
+            values = []
+            for record in drawn:
+                values += record.curve.items()
+            values = pd.DataFrame(values, columns=["updates", "value"]).astype({"value": float})
+            points = values.groupby("updates")["value"].agg(["mean", "min", "max", "count"])
         points = points[(points["count"] == len(drawn)) & np.isfinite(points["mean"])]
         return points.assign(mean=points["mean"].clip(lower=MIN_VALUE))
 
@@ -76,16 +79,24 @@ def plot_table(table: Table, records: Mapping[Run, RunRecord], path: Path) -> No
 
 def table_name(table: Table) -> str:
     """Returns the arguments of the table's command, without the folder of its data."""
-    scale = [f"--scale {table.scale}"] * (table.scale != "full")
-    overrides = [text for text in table.overrides if not text.startswith("data=")]
-    return " ".join([table.name, *scale, *overrides])
+    words = [table.name]
+    if table.scale != "full":
+        words.append(f"--scale {table.scale}")
+    for override in table.overrides:
+        if not override.startswith("data="):
+            words.append(override)
+    return " ".join(words)
 
 
 def table_lines(table: Table, records: Mapping[Run, RunRecord]) -> list[Line]:
-    first_runs, lines = {}, {}
+    first_runs = {}
+    lines = {}
     for cell in table.cells:
-        found = [records[run] for run in measuring_runs(cell, records) if run in records]
-        line = Line(cell.experiment, cell.attention, cell.row, cell.method or "", found)
+        started = []
+        for run in measuring_runs(cell, records):
+            if run in records:
+                started.append(records[run])
+        line = Line(cell.experiment, cell.attention, cell.row, cell.method or "", started)
         if len(line.points):
             key = line.experiment, line.attention, line.row
             if first_runs.setdefault(key, cell.runs) != cell.runs:  # the runs have changes of the column
@@ -99,7 +110,8 @@ def experiment_lines(records: Collection[RunRecord]) -> list[Line]:
     lines = {}
     for record in records:
         if record.problem is None:
-            run, name = record.run, ", ".join(filter(None, record.order[2:]))
+            run = record.run
+            name = ", ".join(text for text in (run.method, record.changes) if text)
             line = Line(run.experiment, run.attention, name, run.method, [])
             lines.setdefault(record.order, line).records.append(record)
     return [lines[key] for key in sorted(lines)]
@@ -117,8 +129,8 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
     if not panels:
         raise UserError("no run has validated yet: there is nothing to plot")
     across = min(len(panels), 3)
-    heights = [sum(wrap(line.row).count("\n") + 1.2 for line in drawn) for drawn in panels.values()]
-    figure, axes = grid(len(panels), across, (8.5 * across, max(5, 1 + 0.18 * max(heights))))
+    legend_height = max(_legend_height(drawn) for drawn in panels.values())
+    figure, axes = grid(len(panels), across, (8.5 * across, max(5, 1 + 0.18 * legend_height)))
     for ax, drawn in zip(axes, panels.values(), strict=True):
         _draw_curves(ax, drawn)
     figure.suptitle(title)
@@ -127,10 +139,19 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
     return figure
 
 
+def _legend_height(lines):
+    """Returns the height of a legend in lines of text, in which entries are 0.2 lines apart."""
+    height = 0
+    for line in lines:
+        height += wrap(line.row).count("\n") + 1.2
+    return height
+
+
 def grid(count: int, columns: int, size: tuple[float, float], **options) -> tuple[Figure, np.ndarray]:
     """Returns a figure and its ``count`` panels; ``size`` is its width and the height of a row of panels."""
     rows = math.ceil(count / columns)
-    figure = Figure(figsize=(size[0], size[1] * rows), layout="constrained")
+    width, height = size
+    figure = Figure(figsize=(width, height * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options).flat
     for unused in axes[count:]:
         unused.remove()
@@ -146,13 +167,20 @@ def wrap(row: str, notes: Collection[str] = ()) -> str:
 
 def _draw_curves(ax, drawn):
     """Draws the lines of a panel, best last value first."""
-    curve, styles = drawn[0].curve, line_styles(drawn)
-    end, lower = max(int(line.points.index[-1]) for line in drawn), curve.better == "lower"
+    curve = drawn[0].curve
+    styles = line_styles(drawn)
+    is_falling = curve.better == "lower"
+    end = max(int(line.points.index[-1]) for line in drawn)
     updates, (bottom, top) = visible_range([line.points for line in drawn], curve)
-    for i, line in enumerate(sorted(drawn, key=attrgetter("last"), reverse=not lower)):
-        points, (color, marker) = line.points, styles[line.attention, line.row]
+    for i, line in enumerate(sorted(drawn, key=attrgetter("last"), reverse=not is_falling)):
+        points = line.points
+        color, marker = styles[line.attention, line.row]
         reached = int(points.index[-1])
-        notes = [f"at {reached:,}"] * (reached < end) + ["above"] * bool(line.last > top)
+        notes = []
+        if reached < end:
+            notes.append(f"at {reached:,}")
+        if line.last > top:
+            notes.append("above")
         ax.plot(
             points.index,
             points["mean"],
@@ -163,15 +191,15 @@ def _draw_curves(ax, drawn):
             # Long lines have few markers, at different updates for different rows.
             markevery=1 if len(points) <= 12 else (i % 4 * (len(points) // 32), len(points) // 8),
             linewidth=1.5,
-            label=f"{line.last:.{curve.decimals}f}  {wrap(line.row, notes)}",
+            label=f"{format_number(line.last, curve.decimals)}  {wrap(line.row, notes)}",
         )
         if points["count"].iloc[0] > 1:
             ax.fill_between(points.index, points["min"], points["max"], color=color, alpha=0.15, linewidth=0)
     ax.set(xlim=updates, xlabel="updates", ylabel=curve.label)
-    if lower:
+    if is_falling:
         ax.set(ylim=(bottom, top), yscale="log")
     steps = [1, 2, 2.5, 5, 10]
-    is_wide = lower and top > 10 * bottom
+    is_wide = is_falling and top > 10 * bottom
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else MaxNLocator(nbins=14, steps=steps))
     ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.yaxis.set_minor_locator(NullLocator())
@@ -183,50 +211,6 @@ def _finish(ax, title):
     ax.set_title(title)
     ax.grid(alpha=0.25)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
-
-
-def visible_range(lines: list[pd.DataFrame], curve: Curve, every_line: bool = False) -> tuple[tuple, tuple]:
-    """Returns the ranges of updates and of values that show the second half of the training.
-
-    Lines of one or two points are visible in full, and all lines if the curve has ``show_all``. Falling
-    curves that end far above the others are not visible, unless ``every_line`` must be. The values of rising
-    curves have no limits, which are None and infinity.
-    """
-    end, bottom, top = max(points.index[-1] for points in lines), None, math.inf
-    if curve.better == "lower":
-        far = 1.5 * statistics.median(points["mean"].iloc[-1] for points in lines)
-        shown = []
-        for points in lines:
-            if curve.show_all or len(points) <= 2:
-                shown.append(points)
-            elif every_line or points["mean"].iloc[-1] <= far:
-                shown.append(points[(2 * points.index >= end) | (points.index == points.index[-1])])
-        bottom = 0.95 * min(points["mean"].min() for points in shown)
-        top = 1.05 * max(points["max"].max() for points in shown)
-    start = min(u for points in lines for u, value in points["mean"].items() if value <= top)
-    margin = 0.02 * (end - start) or max(0.02 * end, 1)
-    return (start - margin, end + margin), (bottom, top)
-
-
-def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Returns the cells that are drawn as lines over a table's columns, and the names of these columns.
-
-    The columns are those of the most frequent metric that do not combine others. Within each attention,
-    rows are sorted by their value in their last column, best first.
-    """
-    cells = summary[summary["is_ranked"] & summary["measured_on"].notna()]
-    metrics = cells["metric"].tolist()
-    cells = cells[cells["metric"] == max(dict.fromkeys(metrics), key=metrics.count, default=None)]
-    columns = list(cells["column"].unique())
-    by_row = cells.groupby(["attention", "row"], sort=False)
-    last = by_row["mean"].transform("last") * cells["better"].map({"lower": 1, "higher": -1})
-    attentions = cells.groupby("attention", sort=False).ngroup()
-    order = pd.DataFrame({"attention": attentions, "last": last, "row": by_row.ngroup()})
-    return cells.loc[order.sort_values(list(order.columns), kind="stable").index], columns
-
-
-def needs_log_scale(values: pd.Series) -> bool:
-    return values.max() > 4 * values.min() > 0
 
 
 def plot_columns(
@@ -242,11 +226,10 @@ def plot_columns(
         raise UserError("nothing has been measured yet: there is nothing to plot")
     if len(columns) == 1:
         raise UserError(f"the only column to plot is {columns[0]}: lines over columns need at least two")
-    attentions, rows = list(cells["attention"].unique()), cells.groupby("attention")["row"].nunique()
-    names = zip(cells["attention"], cells["row"], strict=True)
-    cells = cells.assign(kind=[kinds.get(name, "") if rows.max() > MANY_ROWS else "" for name in names])
+    attentions = list(cells["attention"].unique())
+    cells = cells.assign(kind=_kinds_of_panels(cells, kinds))
     sizes = cells.groupby(["kind", "attention"])["row"].nunique().groupby("kind").max()
-    heights = [max(4 if len(sizes) > 1 else 5, 0.24 * size) for size in sizes]
+    heights = (0.24 * sizes).clip(lower=4 if len(sizes) > 1 else 5).tolist()
     figure = Figure(figsize=(8 * len(attentions), sum(heights)), layout="constrained")
     shape = {"squeeze": False, "sharey": True, "height_ratios": heights}
     axes = figure.subplots(len(sizes), len(attentions), **shape)
@@ -266,7 +249,7 @@ def plot_columns(
         if kind:
             near = cells["mean"][cells["mean"] <= 4 * cells["mean"].median()]
             ax.set_ylim(0.95 * near.min(), 1.05 * near.max())
-        ax.set_xticks(range(len(columns)), list(map(heading, columns)))
+        ax.set_xticks(range(len(columns)), [heading(column) for column in columns])
         margin = 0.05 * len(columns)
         ax.set_xlim(-margin, len(columns) - 1 + margin)  # also where a row lacks the last columns
         ax.set_ylabel(heading(cells["metric"].iloc[0]))
@@ -278,8 +261,18 @@ def plot_columns(
     return figure
 
 
+def _kinds_of_panels(cells, kinds):
+    """Returns the kind of each cell's panels, "" unless an attention has more than ``MANY_ROWS`` rows."""
+    rows = cells.groupby("attention")["row"].nunique()
+    if rows.max() <= MANY_ROWS:
+        return ""
+    names = zip(cells["attention"], cells["row"], strict=True)
+    return [kinds.get(name, "") for name in names]
+
+
 def _draw_row(ax, row, line, columns, style):
     """Draws a row over its columns, or only as a thin grey line if ``style`` is None."""
+    last = line.iloc[-1]
     places = [columns.index(column) for column in line["column"]]
     if style is None:
         ax.plot(places, line["mean"], color="#d0d0d0", linewidth=0.7, zorder=0)
@@ -293,5 +286,5 @@ def _draw_row(ax, row, line, columns, style):
         marker=marker,
         linestyle=LINE_STYLES[line["attention"].iloc[0]],
         capsize=3,
-        label=f"{line['mean'].iloc[-1]:.{line['decimals'].iloc[-1]}f}  {wrap(row)}",
+        label=f"{format_number(last['mean'], last['decimals'])}  {wrap(row)}",
     )

@@ -34,8 +34,9 @@ def read_settings(folder: Path) -> dict[Run, dict]:
     lines = {}
     for path in sorted((folder / "settings").glob("[!.]*.jsonl")):
         try:
-            found = [parse_object(line, RecordedSettings) for line in read_file(path).splitlines()]
-            lines |= {Run.of(line): line for line in found}
+            for text in read_file(path).splitlines():
+                line = parse_object(text, RecordedSettings)
+                lines[Run.of(line)] = line
         except ValueError as error:
             raise _damaged(path, error) from None
     return lines
@@ -43,24 +44,35 @@ def read_settings(folder: Path) -> dict[Run, dict]:
 
 def read_recorded(folder: Path) -> list[RunRecord]:
     """Reads recorded results as run records, without numbers whose settings in configs have changed since."""
-    lines, found = read_settings(folder), []
+    lines = read_settings(folder)
     measured = _read_by_run((folder / "measurements").glob("[!.]*.csv"), MEASUREMENTS)
     curves = _read_by_run((folder / "curves").glob("[!.]*.csv"), POINTS)
+    records = []
     for run, settings in lines.items():
         record = _as_record(folder, run, settings, measured.get(row_key(run), ()))
         record.curve = dict(curves.get(row_key(run), ()))
-        found.append(record)
-    return with_current_settings(found)
+        records.append(record)
+    return with_current_settings(records)
 
 
 def _as_record(folder, run, settings, measured):
-    values = {name: {"settings": about} for name, about in settings["evaluations"].items()}
-    for evaluation, metric, value, signature in measured:
-        one = values.setdefault(evaluation, {})
-        one[metric] = value
+    """Returns the record that the files of the run itself would give.
+
+    Args:
+        folder: the folder of recorded results.
+        run: the run.
+        settings: its line in the file of settings.
+        measured: its rows (evaluation, metric, value, signature) in the file of measurements.
+    """
+    evaluations = {}
+    for name, evaluation_settings in settings["evaluations"].items():
+        evaluations[name] = {"settings": evaluation_settings}
+    for name, metric, value, signature in measured:
+        values = evaluations.setdefault(name, {})
+        values[metric] = value
         if signature:
-            one[f"{metric}_signature"] = signature
-    evaluation = {"evaluations": values, "finished": settings["finished"]}
+            values[f"{metric}_signature"] = signature
+    evaluation = {"evaluations": evaluations, "finished": settings["finished"]}
     if "ended" in settings:
         evaluation["ended"] = settings["ended"]
     record = RunRecord(run, folder / str(run), settings, evaluation)
@@ -71,34 +83,43 @@ def _as_record(folder, run, settings, measured):
 
 def _read_by_run(paths, columns):
     """Returns {values of the columns ``RUN``: rows of the other columns} from CSV files."""
-    found = {}
+    rows_by_run = {}
     for path in sorted(paths):
         for row in read_csv(path, columns).itertuples(index=False, name=None):
-            found.setdefault(row[: len(RUN)], []).append(row[len(RUN) :])
-    return found
+            rows_by_run.setdefault(row[: len(RUN)], []).append(row[len(RUN) :])
+    return rows_by_run
 
 
 def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int, float]]]:
     """Reads {run: [(distance, weight)]} of those runs that attention_weights.csv contains."""
-    weights = _read_by_run(folder.glob("attention_weights.csv"), WEIGHTS)
-    return {run: weights[row_key(run)] for run in runs if row_key(run) in weights}
+    rows = _read_by_run(folder.glob("attention_weights.csv"), WEIGHTS)
+    weights = {}
+    for run in runs:
+        if row_key(run) in rows:
+            weights[run] = rows[row_key(run)]
+    return weights
 
 
 def shown_distances(length: int) -> list[int]:
     """Returns the distances below ``length`` with recorded weights: all below 32, then every third one."""
-    return [n for n in range(length) if n < 32 or (n - 32) % 3 == 0]
+    return [*range(min(length, 32)), *range(32, length, 3)]
 
 
 def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
     """Reads a CSV file; raises UserError if it is damaged, or two lines differ at most in the value."""
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, usecols=columns)
-        frame = frame.astype({name: kind for name, kind in TYPES.items() if name in columns})
+        frame = frame.astype(types_of(columns))
         if frame.duplicated(columns[: columns.index("value")]).any():
             raise ValueError("two lines differ at most in the value")
     except ValueError as error:
         raise _damaged(path, error) from None
     return frame[columns]
+
+
+def types_of(columns: list[str]) -> dict[str, type]:
+    """Returns {column: type} of those columns that do not contain text."""
+    return {name: TYPES[name] for name in columns if name in TYPES}
 
 
 def _damaged(path, error):

@@ -26,10 +26,18 @@ def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[Ru
     if not results.is_dir():
         raise UserError(f"the results folder {results} does not exist")
     if is_recorded(results):
-        return [run for run in read_recorded(results) if folders is None or run.folder in folders]
+        records = read_recorded(results)
+        if folders is None:
+            return records
+        return [record for record in records if record.folder in folders]
     if folders is None:
         folders = run_folders(results)
-    return [read_run(path, results) for path in folders if any((path / name).exists() for name in RECORDS)]
+    return [read_run(folder, results) for folder in folders if _is_run(folder)]
+
+
+def _is_run(folder):
+    """Returns whether a folder has a file of a run."""
+    return any((folder / name).exists() for name in RECORDS)
 
 
 def read_run(folder: Path, results: Path) -> RunRecord:
@@ -37,7 +45,7 @@ def read_run(folder: Path, results: Path) -> RunRecord:
     experiment = experiment_of(folder, results)
     name, *changes, last = folder.relative_to(results / experiment).parts
     attention, _, method = name.partition("_")
-    changes = tuple(tuple(unquote(text).split("=", 1)) for text in changes)
+    changes = tuple(_change(text) for text in changes)
     seed = int(last.removeprefix("seed-"))
     run = Run(experiment.as_posix(), attention, canonical(method), seed, changes)
     record = RunRecord(run, folder)
@@ -45,8 +53,8 @@ def read_run(folder: Path, results: Path) -> RunRecord:
         record.settings = run_files.read_settings(folder, NEEDED)
         if not record.settings:
             raise DamagedFile(folder / "run.json", "is missing", run_files.REMEDY)
-        if found := run.other_run(record.settings):
-            raise UserError(f"it is a copy of the run with {found} (run.json): remove it")
+        if difference := run.other_run(record.settings):
+            raise UserError(f"it is a copy of the run with {difference} (run.json): remove it")
         record.evaluation = run_files.read_evaluation(folder)
         _read_log(record)
         record.complete()
@@ -57,10 +65,16 @@ def read_run(folder: Path, results: Path) -> RunRecord:
     return record
 
 
+def _change(folder_name):
+    """Returns the (key, value) of a changed setting, whose folder is named after it."""
+    return tuple(unquote(folder_name).split("=", 1))
+
+
 def _read_log(record):
     """Sets the number of completed updates, the training time and the curve of a run."""
     curve = KINDS[record.settings["kind"]].curve
-    reached, seconds = 0, []
+    reached = 0
+    seconds = []
     for entry in run_files.read_log(record.folder):
         updates = run_files.entry_updates(entry)
         reached = max(reached, updates)

@@ -3,7 +3,6 @@
 In this module, ``sections`` contain a string for each line of text, and a :class:`Section` for each table.
 """
 
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from fairseq_lrpe.experiments.reporting.differences import LEAST_SEEDS
 TEXT_COLUMNS = "attention method changes state setting evaluation metric table title".split()
 """Columns that are aligned to the left; all others contain numbers."""
 MARKDOWN = str.maketrans({"|": r"\|"})
-LATEX = {character: f"\\{character}" for character in "&%_#${}"}
+LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}"}
 LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"±": r"$\pm$", "×": r"$\times$", "ρ": r"$\rho$", "Λ": r"$\Lambda$", "<": "$<$", ">": "$>$"}
 LATEX = str.maketrans(LATEX)
@@ -31,8 +30,12 @@ class Section(NamedTuple):
 
     def lines(self) -> list[tuple[tuple[str, ...], bool]]:
         """Returns (row, is_new_group) of each row; the rows of a group have the same first cell."""
-        rows = list(self.frame.itertuples(index=False, name=None))
-        return [(row, i > 0 and row[0] != rows[i - 1][0]) for i, row in enumerate(rows)]
+        lines = []
+        previous = None
+        for row in self.frame.itertuples(index=False, name=None):
+            lines.append((row, previous is not None and row[0] != previous[0]))
+            previous = row
+        return lines
 
 
 class Bold(str):
@@ -43,27 +46,28 @@ def heading(name: str) -> str:
     return name.replace("_", " ")
 
 
-def format_number(mean: float, std: float | None, digits: int) -> str:
-    """Returns text such as "95.00 ± 3.00", or "diverged"."""
-    if not math.isfinite(mean):
-        return "diverged"
-    has_std = std is not None and not math.isnan(std)
-    return f"{mean:,.{digits}f} ± {std:,.{digits}f}" if has_std else f"{mean:,.{digits}f}"
-
-
-def format_difference(of: object) -> str:
+def format_difference(cell: object) -> str:
     """Returns the result of ``Differences.between`` as text: "-1.75 [-11.28, +7.78] (3)"."""
-    digits, seeds = of.decimals, of.common_seeds
-    interval = f"[{of.low:+.{digits}f}, {of.high:+.{digits}f}] ({seeds})"
+    digits = cell.decimals
+    seeds = cell.common_seeds
+    interval = f"[{cell.low:+.{digits}f}, {cell.high:+.{digits}f}] ({seeds})"
     if seeds < LEAST_SEEDS:
-        interval = f"({seeds} seed{'s' * (seeds > 1)}: no interval)"
-    return f"{of.difference:+.{digits}f} {interval}"
+        interval = f"({seeds} seed{'s' if seeds > 1 else ''}: no interval)"
+    return f"{cell.difference:+.{digits}f} {interval}"
+
+
+def _alignments(header, left, right):
+    """Returns the alignment of each column in the format's words ``left`` and ``right``."""
+    return [left if name in TEXT_COLUMNS else right for name in header]
 
 
 def _escaped(cells, replacements, bold):
     """Returns escaped cells; those in bold are inserted into the text ``bold``."""
-    texts = [cell.translate(replacements) for cell in cells]
-    return [bold % text if isinstance(cell, Bold) else text for cell, text in zip(cells, texts, strict=True)]
+    texts = []
+    for cell in cells:
+        text = cell.translate(replacements)
+        texts.append(bold % text if isinstance(cell, Bold) else text)
+    return texts
 
 
 def markdown(sections: Iterable[str | Section]) -> Iterator[str]:
@@ -77,8 +81,9 @@ def markdown(sections: Iterable[str | Section]) -> Iterator[str]:
         header = list(section.frame.columns)
         yield f"\n{section.title}\n" if section.title else ""
         yield line(header)
-        yield f"|{'|'.join(':--' if name in TEXT_COLUMNS else '--:' for name in header)}|"
-        yield from (line(row) for row, _ in section.lines())
+        yield f"|{'|'.join(_alignments(header, ':--', '--:'))}|"
+        for row, _ in section.lines():
+            yield line(row)
         yield ""
 
 
@@ -95,10 +100,11 @@ def latex(sections: Iterable[str | Section]) -> Iterator[str]:
         header = list(section.frame.columns)
         if section.title:
             yield f"% {section.title}"
-        yield rf"\begin{{tabular}}{{{''.join('l' if name in TEXT_COLUMNS else 'r' for name in header)}}}"
+        yield rf"\begin{{tabular}}{{{''.join(_alignments(header, 'l', 'r'))}}}"
         yield from (r"\hline", line(header), r"\hline")
         for row, is_new_group in section.lines():
-            yield from ([r"\hline"] if is_new_group else [])
+            if is_new_group:
+                yield r"\hline"
             yield line(row)
         yield from (r"\hline", r"\end{tabular}")
 

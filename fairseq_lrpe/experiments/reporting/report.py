@@ -25,7 +25,7 @@ from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_nam
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section
 from fairseq_lrpe.experiments.reporting.run_list import run_list
-from fairseq_lrpe.experiments.reporting.run_record import RunRecord
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord, by_run
 from fairseq_lrpe.experiments.reporting.settings import machine
 from fairseq_lrpe.experiments.reporting.tables import (
     experiment_sections,
@@ -75,7 +75,9 @@ class Report:
     def state_counts(self) -> dict[str, int]:
         """Returns {state: number of runs}; planned runs without a folder count as "not started"."""
         counts = Counter(record.state for record in self.records)
-        planned = {run for table, *_ in self.tables for run in table.runs()}
+        planned = set()
+        for table, _, _ in self.tables:
+            planned.update(table.runs())
         counts["not started"] = len(planned - self.runs.keys())
         return {state: counts[state] for state in STATES}
 
@@ -84,11 +86,14 @@ def scan(results: Path) -> Report:
     records = read_runs(results)
     if not records:
         raise UserError(f"{results} has no runs: give the folder that was passed as --results")
-    runs = {record.run: record for record in records}
-    found = [table for name in tables() for table in _tables(name, runs)]
-    started = [table for table in found if runs.keys() & set(table.runs())]
-    own = [(table, table_records(table, records)) for table in started]
-    return Report(results, records, runs, [(*pair, summarize(*pair)) for pair in own])
+    runs = by_run(records)
+    report = Report(results, records, runs, [])
+    for name in tables():
+        for table in _tables(name, runs):
+            if runs.keys() & set(table.runs()):
+                measured = table_records(table, records)
+                report.tables.append((table, measured, summarize(table, measured)))
+    return report
 
 
 def _tables(name, runs):
@@ -110,40 +115,62 @@ def _existing_overrides(table, runs):
 
     Overrides are a tuple of texts KEY=VALUE, without the keys that the table itself changes.
     """
-    own = {key for run in table.runs() for key, _ in run.changes}
-    rows = {(run.experiment, run.attention, run.method) for run in table.runs()}
-    found = {}
+    changed = set()
+    rows = set()
+    for run in table.runs():
+        for key, _ in run.changes:
+            changed.add(key)
+        rows.add((run.experiment, run.attention, run.method))
+    methods = {}
     for run in runs:
-        changes = tuple(f"{key}={value}" for key, value in run.changes if key not in own)
-        if changes and (run.experiment, run.attention, run.method) in rows:
-            found.setdefault(changes, set()).add((run.attention, run.method))
-    return found
+        overrides = tuple(f"{key}={value}" for key, value in run.changes if key not in changed)
+        if overrides and (run.experiment, run.attention, run.method) in rows:
+            methods.setdefault(overrides, set()).add((run.attention, run.method))
+    return methods
 
 
 def render(report: Report, time: datetime) -> str:
     """Returns the HTML page of a report; ``time`` is shown as the time of its creation."""
-    by_state = {state: [record for record in report.records if record.state == state] for state in STATES}
+    ids = {}
+    by_state = {}
     by_experiment = {}
-    for record in report.records:
+    environments = Counter()
+    curves = 0
+    for number, record in enumerate(report.records):
+        ids[record.folder] = f"run-{number}"
+        by_state.setdefault(record.state, []).append(record)
         by_experiment.setdefault(record.run.experiment, []).append(record)
-    environments = Counter(_environment(record) for record in report.records).most_common()
-    numbers = {environment: number for number, (environment, _) in enumerate(environments, 1)}
-    curves = sum(1 for record in report.records if record.curve)
+        environments[_environment(record)] += 1
+        curves += bool(record.curve)
     points = MAX_POINTS // max(curves, 1)
+    sections = []
+    run_lists = {}
+    for number, (name, records) in enumerate(by_experiment.items()):
+        sections.append(_experiment(number, name, records, points))
+        run_lists[name] = run_list(records)
+    shown_tables = []
+    for number, (table, measured, summary) in enumerate(report.tables):
+        shown_tables.append(_table(number, table, measured, summary, report.runs))
+    problems = {}
+    for state, title in PROBLEMS.items():
+        if state in by_state:
+            problems[title] = by_state[state]
+    environments = environments.most_common()
+    numbers = {environment: number for number, (environment, _) in enumerate(environments, 1)}
     return blocks.render(
         "report.html.jinja",
         records=report.records,
-        ids={record.folder: f"run-{i}" for i, record in enumerate(report.records)},
+        ids=ids,
         title=f"Runs in {display_path(report.results)}",
         time=format_time(time),
         plotly=Markup(get_plotlyjs()),
         counts=report.state_counts(),
-        tables=[_table(report, i, *table) for i, table in enumerate(report.tables)],
-        experiments=[_experiment(i, *found, points) for i, found in enumerate(by_experiment.items())],
-        run_lists={name: run_list(records) for name, records in by_experiment.items()},
-        running=by_state["running"],
+        tables=shown_tables,
+        experiments=sections,
+        run_lists=run_lists,
+        running=by_state.get("running", []),
         progress=lambda record: describe_folder(record.folder, record.updates),
-        problems={title: by_state[state] for state, title in PROBLEMS.items() if by_state[state]},
+        problems=problems,
         environments=environments,
         environment=lambda record: numbers[_environment(record)],
         path=lambda record: record.folder.relative_to(report.results).as_posix(),
@@ -155,24 +182,40 @@ def render(report: Report, time: datetime) -> str:
     )
 
 
-def _table(report, number, table, own, summary):
+def _table(number, table, records, summary, runs):
+    """Returns what the page shows of a table.
+
+    Args:
+        number: its number on the page.
+        table: the table.
+        records: {run: record} of its runs, without numbers with other settings.
+        summary: the summary of these records.
+        runs: {run: record} of all runs in the results folder.
+    """
     title, *sections = table_sections(table, summary)
-    records = [report.runs[run] for run in table.runs() if run in report.runs]
-    states = Counter(record.state for record in records)
-    states["not started"] = len(table.runs()) - len(records)
+    numbers = next(section for section in sections if isinstance(section, Section))
     return {
         "title": title,
         "name": table_name(table),
         "sections": sections,
-        "notes": _notes(table, summary, next(part for part in sections if isinstance(part, Section)).frame),
-        "states": ", ".join(f"{states[state]} {state}" for state in STATES if states[state]),
-        "omissions": omissions(own.values()),
+        "notes": _notes(table, summary, numbers.frame),
+        "states": _states(table, runs),
+        "omissions": omissions(records.values()),
         "plot": figure_html(column_figure(table, summary), f"plot-table-{number}"),
     }
 
 
+def _states(table, runs):
+    """Returns the numbers of a table's runs in each state as text."""
+    counts = Counter()
+    for run in table.runs():
+        counts[runs[run].state if run in runs else "not started"] += 1
+    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+
+
 def _notes(table, summary, frame):
-    cells = {cell for column in frame.columns[2:] for cell in frame[column]}
+    """Yields sentences that explain the cells of a table."""
+    cells = pd.unique(frame.iloc[:, 2:].to_numpy().ravel())  # without attention and method
     if summary["paper"].notna().any():
         ours = measured_name(table)
         yield f"Columns with “(paper)” contain published numbers, those with “({ours})” measured ones."
@@ -192,7 +235,10 @@ def _environment(record):
 
 
 def _versions(settings):
-    return ", ".join(f"{name} {x}" for name, x in settings.get("versions", {}).items()) or "-"
+    texts = []
+    for name, version in settings.get("versions", {}).items():
+        texts.append(f"{name} {version}")
+    return ", ".join(texts) or "-"
 
 
 def _commit(settings):
@@ -207,8 +253,11 @@ def _last_log_line(record):
 
 
 def _last_updated(record):
-    paths = [record.folder / name for name in (*RECORDS, "train.log")]
-    times = [path.stat().st_mtime for path in paths if path.exists()]
+    times = []
+    for name in (*RECORDS, "train.log"):
+        path = record.folder / name
+        if path.exists():
+            times.append(path.stat().st_mtime)
     return format_time(datetime.fromtimestamp(max(times), UTC)) if times else "-"
 
 

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import pandas as pd
+
 from fairseq_lrpe.experiments.execution.run_schema import METRICS, SPEEDS
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord
@@ -28,49 +30,76 @@ class RunList:
     common: dict[str, str]  # what most of the runs have
     metrics: list[str]  # columns with the measurements, such as "valid perplexity"
     measured: list[list[str]]  # values of these columns of each run
-    own: list[str]  # what each run has instead of the common values
+    differences: list[str]  # what each run has instead of the common values
 
 
 def run_list(records: Collection[RunRecord]) -> RunList:
     """Separates the contents of run.json and evaluation.json into common and own values."""
     texts = [_texts(record) for record in records]
-    counts = Counter(pair for found in texts for pair in found.items())
-    readable = sum(1 for found in texts if found)
-    common = {key: text for (key, text), count in counts.items() if 2 * count > readable}
-    numbers = [_numbers(record) for record in records]
-    metrics = list(dict.fromkeys(name for found in numbers for name in found))
+    numbers = pd.DataFrame([_numbers(record) for record in records], dtype=object).fillna("")
+    common = _common(texts)
+    differences = []
+    for run in texts:
+        differences.append(_differences(run, common))
     return RunList(
         list(records),
         common,
-        metrics,
-        [[found.get(name, "") for name in metrics] for found in numbers],
-        [_differences(found, common) for found in texts],
+        numbers.columns.tolist(),
+        numbers.to_numpy().tolist(),
+        differences,
     )
+
+
+def _common(texts):
+    """Returns {key: text} of what more than half of the readable runs have."""
+    counts = Counter()
+    readable = 0
+    for run in texts:
+        counts.update(run.items())
+        readable += bool(run)
+    common = {}
+    for (key, text), count in counts.items():
+        if 2 * count > readable:
+            common[key] = text
+    return common
 
 
 def _texts(record):
     """Returns {key: text} of a run's settings and of those of its evaluations."""
-    settings = {key: value for key, value in record.settings.items() if key not in IDENTIFYING}
-    evaluation = {key: value for key, value in record.evaluation.items() if key not in RECORDED}
+    settings = _without(record.settings, IDENTIFYING)
+    if not settings:
+        return {}
+    evaluation = _without(record.evaluation, RECORDED)
     for name, measured in record.evaluation.get("evaluations", {}).items():
-        texts = {key: value for key, value in measured.items() if key not in MEASURED}
-        evaluation |= {f"evaluations.{name}": texts} if texts else {}
-    return flat_texts(settings | evaluation) if settings else {}
+        other = _without(measured, MEASURED)
+        if other:
+            evaluation[f"evaluations.{name}"] = other
+    return flat_texts(settings | evaluation)
+
+
+def _without(content, keys):
+    """Returns a dictionary without some of its keys."""
+    return {key: value for key, value in content.items() if key not in keys}
 
 
 def _numbers(record):
     """Returns {"EVALUATION METRIC": text} of a run's measurements."""
-    found = {}
+    values = {}
     for name, measured in record.evaluation.get("evaluations", {}).items():
-        values = {heading(f"{name} {key}"): x for key, x in measured.items() if key in MEASURED}
-        found |= flat_texts(values)
-    return found
+        for key, value in measured.items():
+            if key in MEASURED:
+                values[heading(f"{name} {key}")] = value
+    return flat_texts(values) if values else {}
 
 
 def _differences(texts, common):
     """Returns a run's own values, and the names of common settings that its run.json lacks."""
-    parts = [f"{key}: {text}" for key, text in texts.items() if common.get(key) != text]
+    parts = []
+    for key, text in texts.items():
+        if common.get(key) != text:
+            parts.append(f"{key}: {text}")
     if texts:
-        missing = [key for key in common if key not in texts and not key.startswith(EVALUATED)]
-        parts += [f"{key}: missing" for key in missing]
+        for key in common:
+            if key not in texts and not key.startswith(EVALUATED):
+                parts.append(f"{key}: missing")
     return "; ".join(parts)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -97,7 +97,7 @@ class RunRecord:
         self.kind = KINDS[self.settings["kind"]]
         self.updates = self.settings["updates"]
         config = self.settings["config"]
-        self.unit = next((unit for unit in ("epochs", "rounds") if config.get(unit)), "updates")
+        self.unit = unit_of_length(config)
         self.length = float(config.get(self.unit) or math.nan)
         if self.updates and (ended := self.evaluation.get("ended")):
             self.length *= ended["updates"] / self.updates
@@ -106,19 +106,24 @@ class RunRecord:
     def measurements(self) -> Iterator[tuple[str, str, float, str | None]]:
         """Yields (evaluation, metric, value, signature or None)."""
         for evaluation, measured in self.measured.items():
-            speeds = [name for name in SPEEDS if name in measured]
-            for metric in (*(name for name in self.kind.metrics if name in measured), *speeds):
-                yield evaluation, metric, float(measured[metric]), measured.get(f"{metric}_signature")
+            for metric in (*self.kind.metrics, *SPEEDS):
+                if metric in measured:
+                    yield evaluation, metric, float(measured[metric]), measured.get(f"{metric}_signature")
 
     def value(self, evaluation: str, metric: str) -> float | None:
         """Returns a measurement, which is NaN if the run diverged, or None if there is none."""
         measured = self.measured.get(evaluation, {})
-        worst = math.nan if self.is_diverged and measured else None
-        return float(value) if (value := measured.get(metric, worst)) is not None else None
+        value = measured.get(metric)
+        # A diverged run has the worst value of every metric, also of those that could not be measured.
+        if metric not in measured and measured and self.is_diverged:
+            value = math.nan
+        return None if value is None else float(value)
 
     def compared_settings(self) -> dict[str, dict[str, object]]:
         """Returns the settings that can change the result, in the format of ``compared``."""
-        evaluations = {name: measured.get("settings") for name, measured in self.measured.items()}
+        evaluations = {}
+        for name, measured in self.measured.items():
+            evaluations[name] = measured.get("settings")
         return compared(self.settings["config"], self.run.method, evaluations, self.settings.get("flags"))
 
     def last_log_line(self) -> tuple[str, str]:
@@ -130,7 +135,28 @@ class RunRecord:
         with newest.open("rb") as log:
             log.seek(max(0, newest.stat().st_size - MAX_LOG_END))
             lines = log.read().decode("utf-8", "replace").split("\n")
-        return newest.name, next((line for line in reversed(lines) if line.strip()), "")
+        for line in reversed(lines):
+            if line.strip():
+                return newest.name, line
+        return newest.name, ""
+
+
+def readable(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Returns the records without a problem."""
+    return [record for record in records if record.problem is None]
+
+
+def by_run(records: Iterable[RunRecord]) -> dict[Run, RunRecord]:
+    """Returns {run: record}."""
+    return {record.run: record for record in records}
+
+
+def unit_of_length(config: Mapping) -> str:
+    """Returns the unit in which an experiment's settings give the length of the training."""
+    for unit in ("epochs", "rounds"):
+        if config.get(unit):
+            return unit
+    return "updates"
 
 
 def with_current_settings(
@@ -142,18 +168,25 @@ def with_current_settings(
     these are omitted, and ``omitted`` says why. ``load`` returns the experiment of a name, which may have
     overrides.
     """
-    records, found = list(records), []
-    configured = configured_settings((x.run for x in records if x.problem is None), load)
+    records = list(records)
+    configured = configured_settings(by_run(readable(records)), load)
+    current = []
     for record in records:
         if record.problem is None:
-            now = configured.get(record.run)
-            differences = different_settings(record.compared_settings(), now)
-            if "" in differences:
-                problem = "; ".join(differences[""])
-                record = replace(record, problem=problem, is_outdated=True, measured={}, curve={})
-            elif differences:
-                differences = {part: texts for part, texts in differences.items() if part in now}
-                kept = {name: of for name, of in record.measured.items() if name not in differences}
-                record = replace(record, measured=kept, omitted=list(chain(*differences.values())))
-        found.append(record)
-    return found
+            record = _without_outdated(record, configured.get(record.run))
+        current.append(record)
+    return current
+
+
+def _without_outdated(record, now):
+    """Returns the record without numbers that were measured with settings other than ``now``."""
+    differences = different_settings(record.compared_settings(), now)
+    if "" in differences:
+        problem = "; ".join(differences[""])
+        return replace(record, problem=problem, is_outdated=True, measured={}, curve={})
+    # The numbers of an evaluation that configs does not define any more are kept.
+    outdated = {name: texts for name, texts in differences.items() if name in now}
+    if not outdated:
+        return record
+    measured = {name: values for name, values in record.measured.items() if name not in outdated}
+    return replace(record, measured=measured, omitted=list(chain(*outdated.values())))

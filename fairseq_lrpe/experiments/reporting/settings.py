@@ -22,24 +22,45 @@ def machine(settings: dict) -> str:
     """
     if "machine" in settings:
         return settings["machine"]
-    nodes, cpu = settings.get("nodes", 1), settings.get("processor")
+    words = [_cpu(settings) if settings.get("cpu") and settings.get("processor") else _gpus(settings)]
+    if settings.get("precision"):
+        words.append(settings["precision"])
+    if settings.get("compile"):
+        words.append(f"compiled ({settings['compile']})")
+    return " ".join(words)
+
+
+def _gpus(settings):
+    """Returns the GPUs of all nodes as text, such as "8 × NVIDIA A100"."""
     names = settings.get("gpu_names", [])[: settings.get("gpus") or None]
-    gpus = Counter(re.sub(r" \(cuda:\d+\)$", "", name) for name in names)
-    devices = ", ".join(f"{n * nodes} × {name}" for name, n in gpus.items()) or "-"
-    if settings.get("cpu") and cpu:
-        processes = (settings.get("gpus") or 1) * nodes
-        threads = f"{cpu['threads']} thread{'s' * (cpu['threads'] != 1)}"
-        each = f"{processes} processes with {threads} each" if processes > 1 else threads
-        parts = (cpu["name"], cpu.get("instructions"), each)
-        devices = f"CPU ({', '.join(filter(None, parts))})"
-    compiled = settings.get("compile") and f"compiled ({settings['compile']})"
-    return " ".join(filter(None, (devices, settings.get("precision"), compiled)))
+    counts = Counter(re.sub(r" \(cuda:\d+\)$", "", name) for name in names)
+    texts = []
+    for name, count in counts.items():
+        texts.append(f"{count * settings.get('nodes', 1)} × {name}")
+    return ", ".join(texts) or "-"
+
+
+def _cpu(settings):
+    """Returns the CPU, its instructions, and the processes and threads as text."""
+    cpu = settings["processor"]
+    processes = (settings.get("gpus") or 1) * settings.get("nodes", 1)
+    threads = "1 thread" if cpu["threads"] == 1 else f"{cpu['threads']} threads"
+    if processes > 1:
+        threads = f"{processes} processes with {threads} each"
+    parts = (cpu["name"], cpu.get("instructions"), threads)
+    return f"CPU ({', '.join(filter(None, parts))})"
 
 
 def flat_texts(content: dict) -> dict[str, str]:
     """Returns {key: value} of nested dictionaries as text, numbers with up to 10 digits."""
-    found = {key: f"{x:.10g}" if isinstance(x, float) else x for key, x in flatten(content)}
-    return {k: x if isinstance(x, str) else json.dumps(x, ensure_ascii=False) for k, x in found.items()}
+    texts = {}
+    for key, value in flatten(content):
+        if isinstance(value, float):
+            value = f"{value:.10g}"
+        elif not isinstance(value, str):
+            value = json.dumps(value, ensure_ascii=False)
+        texts[key] = value
+    return texts
 
 
 def compared(
@@ -50,12 +71,26 @@ def compared(
     Those of "" are the training's. Flags of other methods are omitted, and so are empty values, so that a new
     method or optional key of the YAML files does not change the settings.
     """
-    config = {key: value for key, value in flatten(config) if _is_compared(key, method)}
-    parts = {"": {**config, "flags of fairseq-train": flags}, **evaluations}
-    found = {
-        part: {k: x for k, x in flatten(of) if x not in (None, "", [], {})} for part, of in parts.items()
-    }
-    return {part: settings for part, settings in found.items() if settings or not part}
+    training = {}
+    for key, value in flatten(config):
+        if _is_compared(key, method):
+            training[key] = value
+    training["flags of fairseq-train"] = flags
+    parts = {"": _without_empty(training)}
+    for name, settings in evaluations.items():
+        settings = _without_empty(settings)
+        if settings:
+            parts[name] = settings
+    return parts
+
+
+def _without_empty(settings):
+    """Returns {key: value} of nested dictionaries, without the values None, "", [] and {}."""
+    values = {}
+    for key, value in flatten(settings):
+        if value not in (None, "", [], {}):
+            values[key] = value
+    return values
 
 
 def _is_compared(key, method):
@@ -72,17 +107,21 @@ def configured_settings(
 
     ``load`` returns the experiment of a name, which may have overrides.
     """
-    load, settings, found = cache(load), {}, {}
+    load = cache(load)
+    settings = {}
+    configured = {}
     for run in runs:
         key = run.experiment, run.changes
         with suppress(ValueError):  # the experiment or a changed key does not exist any more
             job = Job(load(run.experiment), run, Path())
-            if key not in settings:
-                evaluations = {name: job.evaluation_settings(name) for name in job.kind.evaluations(job.cfg)}
+            if key not in settings:  # resolving the settings takes most of the time
+                evaluations = {}
+                for name in job.kind.evaluations(job.cfg):
+                    evaluations[name] = job.evaluation_settings(name)
                 settings[key] = job.config, evaluations
             config, evaluations = settings[key]
-            found[run] = compared(config | {"starts_from": job.start_name}, run.method, evaluations)
-    return found
+            configured[run] = compared(config | {"starts_from": job.start_name}, run.method, evaluations)
+    return configured
 
 
 def different_settings(before: dict[str, dict], now: dict[str, dict] | None) -> dict[str, list[str]]:
@@ -92,10 +131,10 @@ def different_settings(before: dict[str, dict], now: dict[str, dict] | None) -> 
     """
     if now is None:
         return {"": ["it is not defined"]}
-    found = {}
+    changed = {}
     for part, old in before.items():
-        prefix = part and f"evaluations.{part}."
+        prefix = f"evaluations.{part}." if part else ""
         texts = differences(old, now.get(part, {}), prefix)
         if texts:
-            found[part] = texts
-    return found
+            changed[part] = texts
+    return changed

@@ -7,9 +7,22 @@ from zlib import crc32
 
 from fairseq_lrpe.methods import METHODS, canonical
 
-BLACK, GREY, BROWN, RED, VERMILLION, ORANGE = "#000000", "#7f7f7f", "#8c510a", "#b2182b", "#d55e00", "#e69f00"
-OLIVE, LIME, GREEN, TEAL, SKY, BLUE = "#808000", "#7fbc41", "#009e73", "#1fbfb8", "#56b4e9", "#0072b2"
-NAVY, PURPLE, MAGENTA, PINK = "#1f2a7a", "#6a3d9a", "#d01c8b", "#cc79a7"
+BLACK = "#000000"
+GREY = "#7f7f7f"
+BROWN = "#8c510a"
+RED = "#b2182b"
+VERMILLION = "#d55e00"
+ORANGE = "#e69f00"
+OLIVE = "#808000"
+LIME = "#7fbc41"
+GREEN = "#009e73"
+TEAL = "#1fbfb8"
+SKY = "#56b4e9"
+BLUE = "#0072b2"
+NAVY = "#1f2a7a"
+PURPLE = "#6a3d9a"
+MAGENTA = "#d01c8b"
+PINK = "#cc79a7"
 COLORS = (BLACK, GREY, BROWN, RED, VERMILLION, ORANGE, OLIVE, LIME)
 COLORS += (GREEN, TEAL, SKY, BLUE, NAVY, PURPLE, MAGENTA, PINK)
 MARKERS = "os^vDPX*phd<>8H"
@@ -71,7 +84,8 @@ def line_styles(lines: Iterable) -> dict[tuple[str, str], tuple[str, str]]:
     Rows of the same attention and method, such as those that differ only in k, get shades of its color and
     other markers.
     """
-    counts, styles = Counter(), {}
+    counts = Counter()
+    styles = {}
     for line in lines:
         if (line.attention, line.row) not in styles:
             color, marker = method_style(line.method)
@@ -86,5 +100,7 @@ def shade(color: str, n: int) -> str:
     """Returns the ``n``-th shade of a color; the 0-th is the color itself."""
     share = SHADES[n % len(SHADES)]
     target = 255 if share > 0 or color == BLACK else 0
-    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(x + abs(share) * (target - x)):02x}" for x in channels)
+    shaded = "#"
+    for channel in bytes.fromhex(color.removeprefix("#")):
+        shaded += f"{round(channel + abs(share) * (target - channel)):02x}"
+    return shaded

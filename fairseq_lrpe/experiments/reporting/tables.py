@@ -13,36 +13,46 @@ from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
 from fairseq_lrpe.experiments.reporting.differences import INTERVALS, corrected_for
 from fairseq_lrpe.experiments.reporting.records import read_runs
-from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number, heading
-from fairseq_lrpe.experiments.reporting.run_record import RunRecord, with_current_settings
+from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, heading
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord, by_run, readable, with_current_settings
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.numbers import format_number
 
 
 def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
     """Returns {run: record} of a table's runs; runs with a problem are reported on stderr."""
-    runs = dict.fromkeys(run for cell in table.cells for run in cell.runs)
-    found = table_records(table, read_runs(results, {run.folder(results): None for run in runs}))
-    for message in omissions(found.values()):
+    folders = {}
+    for cell in table.cells:
+        for run in cell.runs:
+            folders[run.folder(results)] = None
+    records = table_records(table, read_runs(results, folders))
+    for message in omissions(records.values()):
         print(f"results: {message}", file=sys.stderr)
-    if all(record.problem is not None for record in found.values()):
+    if not readable(records.values()):
         example = results / str(table.runs()[0])
         wrong = f"{results} has no run of the table {table.name!r} at this scale"
-        if found:
+        if records:
             raise UserError(f"{wrong} with these settings: pass the KEY=VALUE of its runs")
         raise UserError(f"{wrong}, such as {example}")
-    return found
+    return records
 
 
 def table_records(table: Table, records: Iterable[RunRecord]) -> dict[Run, RunRecord]:
     """Returns {run: record} of a table's runs, without numbers with other settings than the table's."""
-    planned = {run for cell in table.cells for run in cell.runs}
-    own = [record for record in records if record.run in planned]
-    return {record.run: record for record in with_current_settings(own, table.experiments.__getitem__)}
+    planned = set()
+    for cell in table.cells:
+        planned.update(cell.runs)
+    started = []
+    for record in records:
+        if record.run in planned:
+            started.append(record)
+    current = with_current_settings(started, table.experiments.__getitem__)
+    return by_run(current)
 
 
 def omissions(records: Iterable[RunRecord]) -> Iterator[str]:
     """Yields the runs whose numbers a table does not show, and why."""
-    found = {}
+    by_reason = {}
     for record in records:
         if record.is_outdated:
             reason = f"trained with other settings ({record.problem})"
@@ -51,8 +61,8 @@ def omissions(records: Iterable[RunRecord]) -> Iterator[str]:
         else:
             reason = f"evaluated with other settings ({'; '.join(record.omitted)})"
         if record.problem is not None or record.omitted:
-            found.setdefault(reason, []).append(record.folder)
-    for reason, folders in found.items():
+            by_reason.setdefault(reason, []).append(record.folder)
+    for reason, folders in by_reason.items():
         runs = f"{folders[0]} and {len(folders) - 1} more runs" if len(folders) > 1 else folders[0]
         yield f"numbers of {runs} are not shown: {reason}"
 
@@ -88,42 +98,63 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
     if len(paired):
         title = f"Measured difference to {base} of the same attention [{INTERVALS}]"
         title += f" (common seeds), {corrected_for(paired['compared'])}"
-        title += ", without leaving out the worst" * table.settings.drop_worst
-        yield Section(title, _grid(paired, lambda cell: {"": renderers.format_difference(cell)}))
+        if table.settings.drop_worst:
+            title += ", without leaving out the worst"
+        yield Section(title, _grid(paired, _difference_texts))
     elif base:
         needed = f"a seed that {base} and another method of the same attention have finished"
         yield f"Differences to {base} need {needed}."
 
 
 def _heading(table, summary):
-    metrics, trained = {}, {}
-    for cell in summary[summary["metric"].notna()].itertuples():
-        metric = f"{heading(cell.metric)} ({cell.better} is better)"
-        metrics.setdefault(metric, {})[heading(cell.column)] = None
-        for length, unit in cell.started_lengths:
-            trained.setdefault((cell.measured_on, unit), set()).add((length, unit))
-    source = [text for text in (table.source, table.settings.table) if text]
-    runs = [f"{name} ({describe_lengths(sorted(found))})" for (name, _), found in trained.items()]
-    substitute = "" if table.scale == "full" else ", a small substitute: compare ranks, not values"
-    names = [f"{metric} of {', '.join(columns)}" for metric, columns in metrics.items()]
+    """Yields the lines above a table."""
     yield table.settings.title
+    source = [text for text in (table.source, table.settings.table) if text]
     if source:
         yield f"paper: {', '.join(source)}"
     if table.published.note:
         yield f"note: {table.published.note}"
-    yield f"measured on {', '.join(runs)}{substitute}"
-    yield (
-        f"{'; '.join(names if len(metrics) > 1 else metrics)}: mean ± sample standard deviation (seeds)"
-        + (", without the worst of three or more seeds" if table.settings.drop_worst else "")
-    )
+    substitute = "" if table.scale == "full" else ", a small substitute: compare ranks, not values"
+    yield f"measured on {_experiments(summary)}{substitute}"
+    numbers = f"{_metrics(summary)}: mean ± sample standard deviation (seeds)"
+    if table.settings.drop_worst:
+        numbers += ", without the worst of three or more seeds"
+    yield numbers
     yield "bold: the best of a column among the rows of the same attention"
-    cells = summary.dropna(subset="chosen")
-    if chosen := [f"{cell.row} of {heading(cell.column)} {cell.chosen}" for cell in cells.itertuples()]:
+    chosen = []
+    for cell in summary.dropna(subset="chosen").itertuples():
+        chosen.append(f"{cell.row} of {heading(cell.column)} {cell.chosen}")
+    if chosen:
         yield f"chosen by the mean over all seeds: {'; '.join(chosen)}"
     signatures = summary.explode("signatures").dropna(subset="signatures")
-    yield from dict.fromkeys(
-        f"{cell.column}: {cell.metric}, signature {cell.signatures}" for cell in signatures.itertuples()
-    )
+    lines = signatures["column"] + ": " + signatures["metric"] + ", signature " + signatures["signatures"]
+    yield from lines.unique()
+
+
+def _experiments(summary):
+    """Returns the experiments of a table and the lengths of their trainings as text."""
+    trained = {}
+    for cell in summary[summary["metric"].notna()].itertuples():
+        for length, unit in cell.started_lengths:
+            trained.setdefault((cell.measured_on, unit), set()).add((length, unit))
+    texts = []
+    for (name, _), lengths in trained.items():
+        texts.append(f"{name} ({describe_lengths(sorted(lengths))})")
+    return ", ".join(texts)
+
+
+def _metrics(summary):
+    """Returns the metrics of a table as text, with their columns if there are several metrics."""
+    columns = {}
+    for cell in summary[summary["metric"].notna()].itertuples():
+        metric = f"{heading(cell.metric)} ({cell.better} is better)"
+        columns.setdefault(metric, {})[heading(cell.column)] = None
+    if len(columns) == 1:
+        return next(iter(columns))
+    texts = []
+    for metric, names in columns.items():
+        texts.append(f"{metric} of {', '.join(names)}")
+    return "; ".join(texts)
 
 
 def _grid(cells: pd.DataFrame, texts: Callable) -> pd.DataFrame:
@@ -137,50 +168,69 @@ def _grid(cells: pd.DataFrame, texts: Callable) -> pd.DataFrame:
     for cell in cells.itertuples():
         row = rows.setdefault((cell.attention, cell.row), {"attention": cell.attention, "method": cell.row})
         for suffix, text in texts(cell).items():
-            row[heading(cell.column) + (suffix and f" ({suffix})")] = text
+            column = heading(cell.column)
+            row[f"{column} ({suffix})" if suffix else column] = text
     return pd.DataFrame(list(rows.values())).fillna("-")
+
+
+def _difference_texts(cell):
+    return {"": renderers.format_difference(cell)}
 
 
 def _values(summary, ours):
     has_paper = summary["paper"].notna().any()
 
     def texts(cell):
-        published = format_published(cell.paper, cell.paper_std) if cell.paper == cell.paper else "-"
-        number = format_number(cell.mean, cell.std, cell.decimals)
-        measured = f"{number} ({cell.state})" if cell.seeds else cell.state
-        measured = Bold(measured) if cell.is_best else measured
-        published = Bold(published) if cell.paper_is_best else published
-        return {"paper": published, ours: measured} if has_paper else {"": measured}
+        measured = cell.state
+        if cell.seeds:
+            measured = f"{format_number(cell.mean, cell.decimals, cell.std)} ({cell.state})"
+        if cell.is_best:
+            measured = Bold(measured)
+        if not has_paper:
+            return {"": measured}
+        published = "-" if math.isnan(cell.paper) else format_published(cell.paper, cell.paper_std)
+        if cell.paper_is_best:
+            published = Bold(published)
+        return {"paper": published, ours: measured}
 
     return _grid(summary, texts)
 
 
 def format_published(mean: float, std: float) -> str:
     """Returns a published number as text, with two to four decimals."""
-    numbers = [x for x in (mean, std) if x == x]
-    digits = next((n for n in (2, 3) if all(round(x, n) == x for x in numbers)), 4)
-    return format_number(mean, std, digits)
+    for digits in (2, 3):
+        has_mean = round(mean, digits) == mean
+        has_std = math.isnan(std) or round(std, digits) == std
+        if has_mean and has_std:
+            return format_number(mean, digits, std)
+    return format_number(mean, 4, std)
 
 
 def _ranks(summary, ours):
     """Returns the ranks as text; the last row of each attention has Spearman's ρ."""
     ranked = summary[summary["rank"].notna()]
-    frame = _grid(ranked, lambda cell: {"paper": f"{cell.paper_rank:g}", ours: f"{cell.rank:g}"})
-    correlations, groups = aggregate.rank_correlations(ranked), []
+
+    def texts(cell):
+        return {"paper": f"{cell.paper_rank:g}", ours: f"{cell.rank:g}"}
+
+    frame = _grid(ranked, texts)
+    correlations = aggregate.rank_correlations(ranked)
+    groups = []
     for attention, rows in frame.groupby("attention", sort=False):
-        found = [correlations.get((attention, name), math.nan) for name in ranked["column"].unique()]
-        texts = [text for rho in found for text in ("", f"{rho:.2f}" if rho == rho else "needs 3 methods")]
-        last = pd.DataFrame([[attention, "Spearman ρ", *texts]], columns=frame.columns)
-        groups += [rows, last]
+        last = [attention, "Spearman ρ"]
+        for column in ranked["column"].unique():
+            rho = correlations.get((attention, column), math.nan)
+            last += ["", "needs 3 methods" if math.isnan(rho) else f"{rho:.2f}"]
+        groups += [rows, pd.DataFrame([last], columns=frame.columns)]
     return pd.concat(groups, ignore_index=True)
 
 
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     """Reads all runs of an experiment, whose YAML file may be missing."""
-    found = read_runs(results)
-    records = [record for record in found if record.run.experiment == experiment]
+    runs = read_runs(results)
+    records = [record for record in runs if record.run.experiment == experiment]
     if not records:
-        names = dict.fromkeys(record.run.experiment for record in found)
+        names = dict.fromkeys(record.run.experiment for record in runs)
         existing = f"it has runs of {', '.join(names)}" if names else "it has no runs at all"
         raise UserError(f"{results} has no run of the experiment {experiment!r}: {existing}")
     return records
@@ -199,11 +249,18 @@ def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
     yield "mean ± sample standard deviation over the seeds (number of seeds, if some are not measured)"
     lines = {}
     for run in summarize_runs(records).itertuples():
-        row = {"attention": run.attention, "method": run.method, "changes": run.changes or "-"}
-        row |= {"seeds": str(run.seeds), "length": run.length or "-", "state": run.state}
+        row = {
+            "attention": run.attention,
+            "method": run.method,
+            "changes": run.changes or "-",
+            "seeds": str(run.seeds),
+            "length": run.length or "-",
+            "state": run.state,
+        }
         line = lines.setdefault((run.attention, run.method, run.changes), row)
         if run.measured_seeds:
-            count = f" ({run.measured_seeds})" if run.measured_seeds < run.seeds else ""
-            number = format_number(run.mean, run.std, int(run.decimals))
-            line[heading(f"{run.evaluation} {run.metric}")] = number + count
+            number = format_number(run.mean, int(run.decimals), run.std)
+            if run.measured_seeds < run.seeds:
+                number += f" ({run.measured_seeds})"
+            line[heading(f"{run.evaluation} {run.metric}")] = number
     yield Section("", pd.DataFrame(list(lines.values())).fillna("-"))

@@ -20,7 +20,7 @@ from fairseq_lrpe.encodings import START
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.inference import attention as inference
-from fairseq_lrpe.experiments.reporting import atlas, recording
+from fairseq_lrpe.experiments.reporting import atlas, recorded_files, recording
 from fairseq_lrpe.experiments.reporting.answers import QUESTIONS, answers
 from fairseq_lrpe.experiments.reporting.differences import quantile
 from fairseq_lrpe.experiments.reporting.recorded_results import read_weights
@@ -45,7 +45,9 @@ def write_records(folder, measured, kind):
         numbers += [(*recording.row_key(run), *key, value, "") for key, value in measured[run].items()]
     name = lines[0]["experiment"].replace("/", "-")
     (folder / "settings" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    recording._merge(folder / "measurements" / f"{name}.csv", recording.MEASUREMENTS, numbers, measured)
+    recorded_files.merge_rows(
+        folder / "measurements" / f"{name}.csv", recording.MEASUREMENTS, numbers, measured
+    )
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from fairseq_lrpe.experiments.reporting import (
     aggregate,
     atlas,
     comparison,
+    recorded_files,
     recording,
     renderers,
     report,
@@ -122,7 +123,7 @@ def test_every_rendering_shows_the_sound_run(mutants, tmp_path):
     assert sound["value"].tolist() == [SOUND_VALUE]
     page = report.render(report.scan(folder), datetime.now(UTC))
     assert f"{SOUND_VALUE}" in page and page.count("<tr id=") == len(damages) + 1
-    assert all(json.dumps(recording._settings_line(x)) for x in records if x.state == "finished")
+    assert all(json.dumps(recorded_files.settings_line(x)) for x in records if x.state == "finished")
     recording.finished_runs(folder)
     table = Table("tmlr_table2", "mini")
     rows = tables.table_records(table, records)

@@ -11,7 +11,7 @@ from scipy import stats
 from fairseq_lrpe.cli.results import RECORDED
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import differences
-from fairseq_lrpe.experiments.reporting.aggregate import measure
+from fairseq_lrpe.experiments.reporting.cells import measure
 from fairseq_lrpe.experiments.reporting.differences import Differences, quantile
 from fairseq_lrpe.experiments.reporting.records import read_runs
 

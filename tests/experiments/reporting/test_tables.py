@@ -16,7 +16,7 @@ from fairseq_lrpe.cli import results
 from fairseq_lrpe.experiments.definition.cell import Cell
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.definition.table_settings import Row
-from fairseq_lrpe.experiments.reporting import aggregate, encoding_kinds, plots, renderers
+from fairseq_lrpe.experiments.reporting import aggregate, cells, encoding_kinds, plots, renderers
 from fairseq_lrpe.experiments.reporting import tables as report
 
 
@@ -101,9 +101,9 @@ def test_choice_waits_for_all_trials_of_a_seed(choice, tmp_path):
 
 @pytest.mark.parametrize("better, expected", [("lower", {1: 3.0, 2: 4.0}), ("higher", {1: 5.0, 2: 6.0})])
 def test_best_of_columns_is_taken_per_seed(better, expected):
-    parts = [aggregate.Measured(of, 3) for of in ({1: 3.0, 2: 6.0, 3: 9.0}, {1: 5.0, 2: 4.0})]
+    parts = [cells.Measured(of, 3) for of in ({1: 3.0, 2: 6.0, 3: 9.0}, {1: 5.0, 2: 4.0})]
     cell = Cell("softmax", "XL", "best", better=better, is_best=True)
-    assert aggregate._combine(cell, parts).values == expected
+    assert cells._combine(cell, parts).values == expected
 
 
 def legends(figure):
@@ -400,5 +400,5 @@ def test_special_characters_are_escaped(capsys):
 ])  # fmt: skip
 def test_drop_worst(better, values, expected):
     cell = Cell("softmax", "a row", "a column", better=better, drop_worst=True)
-    found = aggregate._summarize_cell(cell, aggregate.Measured(values, len(values)))
+    found = aggregate._summarize_cell(cell, cells.Measured(values, len(values)))
     assert (found["mean"], found["seeds"]) == (expected, len(values))
