@@ -12,6 +12,7 @@ import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.experiments.definition.language_model import ModelFlags
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
+from fairseq_lrpe.utils.errors import UserError
 
 TRAINED, LONGER = 32, 96
 CASES = [(f"softmax_lm_{name}", {}) for name in ("base", "nope", "t5", "xl", "lfhc", "tupe_a", "roper")]
@@ -46,7 +47,7 @@ def reads_longer(path, task):
     for overrides in ({}, {"max_target_positions": LONGER}):
         try:
             [model], _ = checkpoint_utils.load_model_ensemble([path], arg_overrides=overrides, task=task)
-        except (RuntimeError, SystemExit):  # a parameter has another size
+        except (RuntimeError, UserError):  # a parameter has another size
             return False
         outputs.append(model.eval()(tokens[:, :TRAINED])[0])
     assert model.max_positions() >= LONGER
