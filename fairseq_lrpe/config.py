@@ -5,7 +5,6 @@
 
 from argparse import Namespace
 from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
-from math import inf
 from typing import Optional
 
 from fairseq import utils
@@ -14,7 +13,6 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options
-from fairseq_lrpe.encodings.base import check_positions
 from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS
@@ -226,18 +224,6 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
         )
 
 
-def check_options(cfg, given) -> None:
-    """Raises a UserError if a ``given`` flag is an option of an encoding that is not selected."""
-    for name, cls in ENCODINGS.items():
-        for option in encoding_options(cls):
-            option = option_flag(name, option)
-            if option in given and name != cfg.encoding:
-                raise UserError(
-                    f"--{option.replace('_', '-')} is an option of the encoding {name!r}, but the encoding "
-                    f"is {cfg.encoding!r}: omit it, or pass --encoding {name}, too"
-                )
-
-
 def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> Encoding:
     """Builds the encoding that the flags select; ``shared`` are the other arguments of :class:`Encoding`.
 
@@ -253,54 +239,3 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
         if cfg.rope_scaling:
             scale_rotations(encoding, RopeScaling.parse(cfg.rope_scaling))
     return encoding
-
-
-def check_range(name: str, value: float, minimum: float, maximum: float = inf) -> None:
-    if not minimum <= value <= maximum:
-        allowed = f"at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
-        raise UserError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")
-
-
-def check_randomized_positions(cfg, encoding: Encoding) -> None:
-    """Raises a UserError if --randomized-positions would change nothing, or is not supported."""
-    name = encoding.name
-    with user_errors():
-        check_positions(encoding, "--randomized-positions")
-    without = cfg.token_positions in ("none", "convolution", "rnn")
-    if name == "none" and (without or getattr(cfg, "no_token_positional_embeddings", False)):
-        raise UserError(
-            "--randomized-positions would change nothing, because the model has neither an encoding nor "
-            "token positions that use positions: pass --encoding, or --token-positions sinusoidal without "
-            "--no-token-positional-embeddings"
-        )
-    if name == "tupe" and encoding.cls:
-        raise UserError(
-            "with --randomized-positions, the first token is not at position 0, which TUPE treats "
-            "separately: pass --no-tupe-cls"
-        )
-    for other in ("rope-scaling", "checkpoint-activations", "offload-activations", "mask-decoder"):
-        if getattr(cfg, other.replace("-", "_"), False):
-            raise UserError(f"--randomized-positions does not support --{other}: omit one")
-
-
-def check_part(cfg, part: str, **shared) -> None:
-    """Raises a UserError if the flags are invalid for the layers of a model's "encoder" or "decoder".
-
-    ``shared`` are further arguments of :class:`Encoding`.
-    """
-    if getattr(cfg, f"{part}_xformers_att_config", None):
-        raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
-    width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
-    own = part_config(cfg, part)
-    shared["causal"] = part == "decoder"
-    shared["layers"] = max(1, getattr(cfg, f"{part}_layers"))
-    encoding = encoding_from_config(own, embed_dim=width, num_heads=heads, **shared)
-    if own.randomized_positions:
-        check_range("randomized_positions", own.randomized_positions, 1)
-        check_randomized_positions(cfg, encoding)
-    position = POSITIONS.get(cfg.token_positions)
-    if position and position.every_layer and recomputes_activations(cfg):
-        raise UserError(
-            "--checkpoint-activations and --offload-activations are not supported with the token "
-            f"positions {cfg.token_positions}: omit them"
-        )

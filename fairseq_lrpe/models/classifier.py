@@ -11,20 +11,16 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II, open_dict
 from torch import Tensor, nn
 
-from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
+from fairseq_lrpe.config import LayerConfig, flag, with_defaults
+from fairseq_lrpe.config_validation import check_part
 from fairseq_lrpe.data import layout, word_vectors
-from fairseq_lrpe.models.encoder_decoder import (
-    INIT_STD_HELP,
-    Encoder,
-    EncoderLayer,
-    add_token_positions,
-    init_normal,
-    segment_ids,
-    transformer_config,
-)
+from fairseq_lrpe.models.encoder import Encoder, EncoderLayer, segment_ids
+from fairseq_lrpe.models.initialization import INIT_STD_HELP, init_normal
 from fairseq_lrpe.models.layer_stacks import mask_if_padded, padding_mask
+from fairseq_lrpe.models.layers import transformer_config
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.token_batch_norm import TokenBatchNorm
+from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.tasks.classification import is_joined
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import check_flag

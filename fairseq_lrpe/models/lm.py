@@ -6,16 +6,14 @@ from functools import partial
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import II
 
-from fairseq_lrpe.config import PositionConfig, check_part, flag
-from fairseq_lrpe.models.encoder_decoder import (
-    INIT_STD_HELP,
-    Decoder,
-    add_token_positions,
-    init_normal,
-    transformer_config,
-)
+from fairseq_lrpe.config import PositionConfig, flag
+from fairseq_lrpe.config_validation import check_part
+from fairseq_lrpe.models.decoder import Decoder
+from fairseq_lrpe.models.initialization import INIT_STD_HELP, init_normal
+from fairseq_lrpe.models.layers import transformer_config
 from fairseq_lrpe.models.memory import build_memory
 from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
 
 

@@ -12,16 +12,14 @@ from fairseq.models.transformer import Embedding, TransformerModelBase
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
-from fairseq_lrpe.config import LayerConfig, check_part, flag, layer_flags, with_defaults
+from fairseq_lrpe.config import LayerConfig, flag, layer_flags, with_defaults
+from fairseq_lrpe.config_validation import check_part
 from fairseq_lrpe.data import bert_weights, word_pieces
-from fairseq_lrpe.models.encoder_decoder import (
-    Decoder,
-    Encoder,
-    add_token_positions,
-    segment_ids,
-    transformer_config,
-)
+from fairseq_lrpe.models.decoder import Decoder
+from fairseq_lrpe.models.encoder import Encoder, segment_ids
+from fairseq_lrpe.models.layers import transformer_config
 from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.utils.errors import UserError
 
 EPSILON = 1e-6

@@ -7,7 +7,8 @@ from fairseq import models
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
-from fairseq_lrpe.config import check_options, with_defaults
+from fairseq_lrpe.config import with_defaults
+from fairseq_lrpe.config_validation import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models.argument_validation import check_machine, check_shared_encoding, check_task
 from fairseq_lrpe.models.compilation import check_compilation, compile_layers

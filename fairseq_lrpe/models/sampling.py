@@ -7,7 +7,7 @@ import torch
 from fairseq.modules import LearnedPositionalEmbedding
 from torch import Tensor, nn
 
-from fairseq_lrpe.models.encoder_decoder import Decoder
+from fairseq_lrpe.models.decoder import Decoder
 from fairseq_lrpe.utils.errors import UserError
 
 

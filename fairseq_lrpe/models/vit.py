@@ -10,9 +10,10 @@ from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from fairseq_lrpe.attention.fairseq_adapter import build_attention, with_arguments
-from fairseq_lrpe.config import LayerConfig, check_part, check_range, flag, with_defaults
+from fairseq_lrpe.config import LayerConfig, flag, with_defaults
+from fairseq_lrpe.config_validation import check_part, check_range
 from fairseq_lrpe.encodings import ENCODINGS
-from fairseq_lrpe.models.encoder_decoder import EncoderLayer
+from fairseq_lrpe.models.encoder import EncoderLayer
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.ops.position_index import PositionIndex, diagonal_position_index, grid_position_index

@@ -12,7 +12,8 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 
-from fairseq_lrpe.config import check_range, flag
+from fairseq_lrpe.config import flag
+from fairseq_lrpe.config_validation import check_range
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
 from fairseq_lrpe.utils.cli import file_errors

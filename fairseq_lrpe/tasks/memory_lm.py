@@ -11,7 +11,8 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II
 
-from fairseq_lrpe.config import check_range, flag
+from fairseq_lrpe.config import flag
+from fairseq_lrpe.config_validation import check_range
 from fairseq_lrpe.tasks.datasets import SequenceDataset
 from fairseq_lrpe.utils.cli import file_errors
 from fairseq_lrpe.utils.errors import UserError
