@@ -40,7 +40,9 @@ class LanguageModel(TransformerLanguageModel):
         if with_memory and args.max_target_positions is None:
             # This is the length in training; the memory of an evaluation can be longer.
             args.max_target_positions = task.args.memory_length + args.tokens_per_sample
-        # Only the embeddings of fairseq's model are used, which can be of several kinds.
+        # Only the embeddings of fairseq's model are used, whose kind fairseq chooses. Its layers are built
+        # nevertheless, because their initial values advance torch's random state, from which those of the
+        # decoder below are drawn: without them, a seed would not give the numbers of the recorded runs.
         layers = args.decoder_layers  # fairseq replaces it if --decoder-layers-to-keep is given
         embed_tokens = super().build_model(args, task).decoder.embed_tokens
         args.decoder_layers = layers
