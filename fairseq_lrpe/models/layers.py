@@ -9,7 +9,12 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention, build_attention, with_arguments
+from fairseq_lrpe.attention.fairseq_adapter import (
+    FairseqSelfAttention,
+    SharedEncoding,
+    build_attention,
+    with_arguments,
+)
 from fairseq_lrpe.config import part_config
 from fairseq_lrpe.models.compilation import CompiledLayer
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
@@ -55,13 +60,16 @@ class CustomLayers:
     """Which part of a model this is, "encoder" or "decoder"."""
 
     def __init__(self, cfg, dictionary, embed_tokens, **kwargs):
-        sizes, self._shared, self.args = getattr(cfg, self.part), [], cfg.args
+        self.args = cfg.args
+        self._shared_encoding = SharedEncoding()
         # A pruned model consists of some layers of the trained one, whose encodings can depend on the layer.
         self._layers = getattr(cfg.args, f"{self.part}_layers")
-        kept = (
-            sorted(map(int, sizes.layers_to_keep.split(","))) if sizes.layers_to_keep else range(self._layers)
-        )
-        sizes.layers, self._layer_numbers = len(kept), iter([index + 1 for index in kept])
+        sizes = getattr(cfg, self.part)
+        kept = range(self._layers)
+        if sizes.layers_to_keep:
+            kept = sorted(map(int, sizes.layers_to_keep.split(",")))
+        sizes.layers = len(kept)
+        self._remaining_layers = iter(kept)
         self.randomized_positions = part_config(cfg.args, self.part).randomized_positions or 0
         super().__init__(cfg, dictionary, embed_tokens, **kwargs)
         self.method = MethodFingerprint(cfg.args)
@@ -75,16 +83,19 @@ class CustomLayers:
             embed_dim=sizes.embed_dim,
             num_heads=sizes.attention_heads,
             causal=self.part == "decoder",
-            layer=next(self._layer_numbers),
+            layer=next(self._remaining_layers) + 1,
             layers=self._layers,
             max_positions=self.randomized_positions or max_positions,
             dropout=cfg.attention_dropout,
-            shared=self._shared,
+            shared=self._shared_encoding,
         )
         layer = layer_cls(self_attention, cfg, *args)
         if cfg.checkpoint_activations:
-            layer.recomputes, layer.offloads = True, cfg.offload_activations
-        return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+            layer.recomputes = True
+            layer.offloads = cfg.offload_activations
+        # Like fairseq, which wraps every layer whose activations are recomputed, however small it is.
+        smallest = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
+        return fsdp_wrap(layer, min_num_params=smallest)
 
     @contextmanager
     def positions_of(self, tokens: Tensor) -> Iterator[None]:

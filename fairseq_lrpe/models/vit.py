@@ -9,7 +9,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.fairseq_adapter import build_attention, with_arguments
+from fairseq_lrpe.attention.fairseq_adapter import SharedEncoding, build_attention, with_arguments
 from fairseq_lrpe.config import LayerConfig, flag, with_defaults
 from fairseq_lrpe.config_validation import check_part, check_range
 from fairseq_lrpe.encodings import ENCODINGS
@@ -87,7 +87,8 @@ class ViTModel(BaseFairseqModel):
         max_positions = {"sum": 2 * self.side - 1, "flat": self.side**2, "grid": self.side}
         cfg = TransformerConfig.from_namespace(args)
         cfg.encoder.normalize_before = True
-        self.layers, shared = nn.ModuleList(), []
+        self.layers = nn.ModuleList()
+        shared = SharedEncoding()
         for layer in range(1, args.encoder_layers + 1):
             attention = partial(
                 build_attention,
