@@ -150,8 +150,10 @@ def _broadcast_without_settings(broadcast_object, obj, *args, **kwargs):
 
 
 def _norm_of_each_dtype(total_norm, grads, *args):
-    parts = [[g for g in grads if g.dtype == dtype] for dtype in {g.dtype for g in grads}]
-    norms = [total_norm(part, *args).float() for part in parts]
+    by_dtype = {}
+    for gradient in grads:
+        by_dtype.setdefault(gradient.dtype, []).append(gradient)
+    norms = [total_norm(gradients, *args).float() for gradients in by_dtype.values()]
     return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
