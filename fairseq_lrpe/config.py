@@ -111,7 +111,8 @@ def _flat_fields(config):
     """Yields (name, field) for the flags of fairseq's TransformerConfig, such as "encoder_layerdrop"."""
     for f in fields(config):
         if is_dataclass(f.default):
-            yield from ((f"{f.name}_{name}", nested) for name, nested in _flat_fields(f.default))
+            for name, nested in _flat_fields(f.default):
+                yield f"{f.name}_{name}", nested
         elif f.name != "_name":
             yield f.name, f
 
@@ -133,11 +134,11 @@ def fairseq_flags(*names: str) -> type:
 
 def layer_flags(*parts: str) -> type:
     """Returns a dataclass with fairseq's flags of the layers of an "encoder" or a "decoder", or of both."""
-    shared = "checkpoint_activations", "offload_activations", "min_params_to_wrap"
-    noise = "quant_noise_pq", "quant_noise_pq_block_size", "quant_noise_scalar"
-    return fairseq_flags(
-        *shared, *noise, *(f"{part}_{name}" for part in parts for name in ("layerdrop", "layers_to_keep"))
-    )
+    names = ["checkpoint_activations", "offload_activations", "min_params_to_wrap"]
+    names += ["quant_noise_pq", "quant_noise_pq_block_size", "quant_noise_scalar"]
+    for part in parts:
+        names += [f"{part}_layerdrop", f"{part}_layers_to_keep"]
+    return fairseq_flags(*names)
 
 
 def recomputes_activations(cfg) -> bool:
@@ -147,11 +148,11 @@ def recomputes_activations(cfg) -> bool:
 
 def with_defaults(config: type, **defaults) -> type:
     """Returns a subclass of a dataclass of flags with other default values."""
-    known = {f.name: f for f in fields(config)}
-    changed = [
-        (name, known[name].type, field(default=value, metadata=known[name].metadata))
-        for name, value in defaults.items()
-    ]
+    original = {f.name: f for f in fields(config)}
+    changed = []
+    for name, value in defaults.items():
+        f = original[name]
+        changed.append((name, f.type, field(default=value, metadata=f.metadata)))
 
     def init(self, **given):
         config.__init__(self, **(defaults | given))
@@ -186,17 +187,18 @@ def part_config(cfg, part: str):
 
 def method_flags(cfg) -> dict:
     """Returns the {flag: value} that identifies a model's method, without options of other encodings."""
-    options = {option_flag(cfg.encoding, option) for option in encoding_options(ENCODINGS[cfg.encoding])}
+    names = {"attention", "encoding", "token_positions"}
+    for option in encoding_options(ENCODINGS[cfg.encoding]):
+        names.add(option_flag(cfg.encoding, option))
     placement = {name: getattr(cfg, name) for name in PLACEMENT_FLAGS if has_flag(cfg, name)}
-    shared = {"attention", "encoding", "token_positions"}
     if "linear" in (cfg.attention, *placement.values()):
-        shared |= {"linear_norm", "feature_map"}
+        names |= {"linear_norm", "feature_map"}
     if getattr(cfg, "mask_decoder", False):  # not stored in checkpoints of models without it
         placement["mask_decoder"] = True
     if count := getattr(cfg, "randomized_positions", 0):  # likewise
         placement["randomized_positions"] = count
-    names = [f.name for f in fields(PositionConfig) if f.name in options | shared]
-    return {name: getattr(cfg, name) for name in names} | placement
+    flags = {f.name: getattr(cfg, f.name) for f in fields(PositionConfig) if f.name in names}
+    return flags | placement
 
 
 def check_position(cfg, embed_dim: int, num_heads: int) -> None:

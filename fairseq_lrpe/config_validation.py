@@ -10,6 +10,7 @@ from fairseq_lrpe.utils.errors import UserError, user_errors
 
 
 def check_range(name: str, value: float, minimum: float, maximum: float = inf) -> None:
+    """Raises a UserError if the value of a flag is not from ``minimum`` to ``maximum``."""
     if not minimum <= value <= maximum:
         allowed = f"at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
         raise UserError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")
@@ -30,17 +31,21 @@ def check_options(cfg, given) -> None:
 def check_part(cfg, part: str, **shared) -> None:
     """Raises a UserError if the flags are invalid for the layers of a model's "encoder" or "decoder".
 
-    ``shared`` are further arguments of :class:`Encoding`.
+    ``shared`` has further arguments of :class:`Encoding`.
     """
     if getattr(cfg, f"{part}_xformers_att_config", None):
         raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
-    width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
-    own = part_config(cfg, part)
-    shared["causal"] = part == "decoder"
-    shared["layers"] = max(1, getattr(cfg, f"{part}_layers"))
-    encoding = encoding_from_config(own, embed_dim=width, num_heads=heads, **shared)
-    if own.randomized_positions:
-        check_range("randomized_positions", own.randomized_positions, 1)
+    part_flags = part_config(cfg, part)
+    encoding = encoding_from_config(
+        part_flags,
+        embed_dim=getattr(cfg, f"{part}_embed_dim"),
+        num_heads=getattr(cfg, f"{part}_attention_heads"),
+        causal=part == "decoder",
+        layers=max(1, getattr(cfg, f"{part}_layers")),
+        **shared,
+    )
+    if part_flags.randomized_positions:
+        check_range("randomized_positions", part_flags.randomized_positions, 1)
         check_randomized_positions(cfg, encoding)
     position = POSITIONS.get(cfg.token_positions)
     if position and position.every_layer and recomputes_activations(cfg):

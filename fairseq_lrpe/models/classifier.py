@@ -58,7 +58,8 @@ class BatchNormLayer(EncoderLayer):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.self_attn_layer_norm, self.final_layer_norm = (TokenBatchNorm(self.embed_dim) for _ in range(2))
+        self.self_attn_layer_norm = TokenBatchNorm(self.embed_dim)
+        self.final_layer_norm = TokenBatchNorm(self.embed_dim)
 
     def forward(self, x, encoder_padding_mask, *rest, **kwargs):
         self.self_attn_layer_norm.padding = self.final_layer_norm.padding = encoder_padding_mask
@@ -77,7 +78,9 @@ class Inputs(nn.Module):
         super().__init__()
         self.embedding_dim = width = args.encoder_embed_dim
         dictionary = task.source_dictionary
-        self.padding_idx, self.end, self.specials = dictionary.pad(), dictionary.eos(), dictionary.nspecial
+        self.padding_idx = dictionary.pad()
+        self.end = dictionary.eos()
+        self.specials = dictionary.nspecial
         self.pixels = task.about.get("pixels") if args.pixels == "linear" else None
         self.embedding = self.segments = None
         self.project = nn.Identity()
@@ -129,7 +132,8 @@ class ClassifierModel(BaseFairseqModel):
 
     def __init__(self, encoder, pooling: str, apart: bool, classes: int):
         super().__init__()
-        self.encoder, self.pooling = encoder, pooling
+        self.encoder = encoder
+        self.pooling = pooling
         width = encoder.embed_tokens.embedding_dim
         self.head = nn.Linear(width, classes)
         if apart:
@@ -145,9 +149,9 @@ class ClassifierModel(BaseFairseqModel):
     @staticmethod
     def check_data(cfg, args):
         """Raises a UserError if inputs have special tokens, for which --pixels linear has no embeddings."""
-        about = layout.read_metadata(Path(args.data))
-        has_specials = args.pooling == "first" or is_joined(about, args.pairs)
-        if "pixels" in about and cfg.pixels == "linear" and has_specials:
+        metadata = layout.read_metadata(Path(args.data))
+        has_specials = args.pooling == "first" or is_joined(metadata, args.pairs)
+        if "pixels" in metadata and cfg.pixels == "linear" and has_specials:
             raise UserError(
                 "--pixels linear does not support the special tokens of --pooling first and --pairs joined: "
                 "pass --pixels embedding, or --pooling mean and --pairs apart"
@@ -169,7 +173,8 @@ class ClassifierModel(BaseFairseqModel):
     def pooled(self, tokens: Tensor) -> Tensor:
         """Returns the pooled encoder output (B, E) of tokens (B, L)."""
         out = self.encoder(tokens)
-        x, padding = out["encoder_out"][0], out["encoder_padding_mask"][0].T[..., None]
+        x = out["encoder_out"][0]  # (L, B, E)
+        padding = out["encoder_padding_mask"][0].T[..., None]  # (L, B, 1)
         if self.pooling == "first":
             return x[0]
         if self.pooling == "max":

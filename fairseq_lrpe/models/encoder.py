@@ -83,10 +83,12 @@ class Encoder(CustomLayers, EncoderStack):
 def _permute_tokens(out, index):
     """Returns an encoder's output with its tokens in the order ``index`` (B, L)."""
     batch = torch.arange(len(index), device=index.device)
-    indices = dict.fromkeys(("encoder_out", "encoder_states"), (index.T, batch))  # (L, B, E)
-    # (B, L) and (B, L, E)
-    indices |= dict.fromkeys(("encoder_padding_mask", "encoder_embedding"), (batch[:, None], index))
-    return {**out, **{name: [x[i] for x in out[name]] for name, i in indices.items()}}
+    out = dict(out)
+    for name in ("encoder_out", "encoder_states"):
+        out[name] = [x[index.T, batch] for x in out[name]]  # (L, B, E)
+    for name in ("encoder_padding_mask", "encoder_embedding"):
+        out[name] = [x[batch[:, None], index] for x in out[name]]  # (B, L) and (B, L, E)
+    return out
 
 
 def pad_left(out):

@@ -30,7 +30,8 @@ def register_family(family: str, model_cls: type, config_cls: type) -> None:
         _register(family, f"{attention}_{family}", model_cls, config_cls, plain, "configured by flags")
         for name, method in METHODS.items():
             if attention in method.attentions():
-                arch, flags = f"{attention}_{family}_{name}", plain | method.flags
+                arch = f"{attention}_{family}_{name}"
+                flags = plain | method.flags
                 _register(family, arch, model_cls, config_cls, flags, method.source)
 
 
@@ -80,7 +81,8 @@ def _register(family, arch, model_cls, config_cls, flags, source):
         check_compilation(args, cfg)
 
     # Equivalent to fairseq's register_model except for the entry in hydra's store.
-    models.MODEL_REGISTRY[arch], models.MODEL_DATACLASS_REGISTRY[arch] = model, config
+    models.MODEL_REGISTRY[arch] = model
+    models.MODEL_DATACLASS_REGISTRY[arch] = config
     models.register_model_architecture(arch, arch)(check_arguments)
     name = f"{arch}.yaml"
     ConfigStore.instance().repo["model"][name] = _LazyNode(name, config(_name=arch), "model", None, "fairseq")

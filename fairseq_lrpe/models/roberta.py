@@ -164,9 +164,9 @@ class RobertaModel(fairseq_roberta.RobertaModel):
                     "pass data=FOLDER with a folder that has the same dict.txt"
                 )
         data = Path(data).resolve()
-        if bpe == "gpt2" and (found := byte_pair_folder(data)):
-            files = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
-            overrides = {flag: str(found / name) for flag, name in files.items()} | overrides
+        if bpe == "gpt2" and (folder_of_pairs := byte_pair_folder(data)):
+            overrides.setdefault("gpt2_encoder_json", str(folder_of_pairs / "encoder.json"))
+            overrides.setdefault("gpt2_vocab_bpe", str(folder_of_pairs / "vocab.bpe"))
         return super().from_pretrained(str(folder), checkpoint_file, str(data), bpe, **overrides).eval()
 
 

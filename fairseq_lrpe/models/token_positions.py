@@ -20,7 +20,8 @@ def add_token_positions(module, args, max_positions):
 
     Raises a UserError if --randomized-positions does not fit it.
     """
-    count, embedding = module.randomized_positions, module.embed_positions
+    count = module.randomized_positions
+    embedding = module.embed_positions
     if count:
         check_number_of_positions(count, max_positions, embedding)
     if args.token_positions in POSITIONS:
@@ -122,7 +123,8 @@ class TokenPositions(AddedArguments, FairseqIncrementalState, nn.Module):
     def __init__(self, position, embed_tokens, scale, attentions, project=None):
         super().__init__()
         self.position = position
-        self.embed_tokens, self.project = embed_tokens, project
+        self.embed_tokens = embed_tokens
+        self.project = project
         self.scale = scale
         if position.every_layer:
             for layer, attention in enumerate(attentions):
@@ -167,7 +169,8 @@ class TokenPositions(AddedArguments, FairseqIncrementalState, nn.Module):
         return out - x
 
     def _add_part(self, layer, _, args, kwargs):
-        part, self.parts[layer] = self.parts[layer], None
+        part = self.parts[layer]
+        self.parts[layer] = None  # frees it
         query = kwargs["query"]
         return args, kwargs | {"query": query + part.to(query.dtype)}
 

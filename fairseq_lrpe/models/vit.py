@@ -78,7 +78,8 @@ class ViTModel(BaseFairseqModel):
 
     def __init__(self, args, image_size: int, classes: int):
         super().__init__()
-        width, self.side = args.encoder_embed_dim, image_size // args.patch_size
+        width = args.encoder_embed_dim
+        self.side = image_size // args.patch_size
         self.patches = nn.Linear(3 * args.patch_size**2, width)
         self.positions = None
         if args.token_positions == "learned":
@@ -104,7 +105,8 @@ class ViTModel(BaseFairseqModel):
                 shared=shared,
             )
             self.layers.append(PatchLayer(args.drop_path, attention, cfg))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
         self.method = MethodFingerprint(args)
 
     @staticmethod
@@ -132,10 +134,12 @@ class ViTModel(BaseFairseqModel):
 
     @classmethod
     def build_model(cls, args, task):
-        size, patch = task.cfg.image_size, args.patch_size
-        if size % patch:
-            wrong = f"--image-size {size} is not divisible by --patch-size {patch}"
-            raise UserError(f"{wrong}: pass another --patch-size")
+        size = task.cfg.image_size
+        if size % args.patch_size:
+            raise UserError(
+                f"--image-size {size} is not divisible by --patch-size {args.patch_size}: pass another "
+                "--patch-size"
+            )
         return cls(args, size, len(task.labels))
 
     def forward(self, images: Tensor) -> Tensor:

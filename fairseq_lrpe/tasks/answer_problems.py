@@ -74,8 +74,8 @@ class MQAR(ItemsProblem):
         half = self.vocab_size // 2
         pairs = 2 ** random.randint(math.ceil(math.log2(self.min_items)), int(math.log2(self.num_items)))
         tokens = rng.integers(self.vocab_size, size=length + 1)
-        keys, values = (rng.choice(half - first, pairs, replace=False) + first for first in (1, 0))
-        values += half
+        keys = rng.choice(half - 1, pairs, replace=False) + 1
+        values = rng.choice(half, pairs, replace=False) + half
         tokens[: 2 * pairs : 2] = keys
         tokens[1 : 2 * pairs : 2] = values
         law = np.arange(1.0, (length - 2 * pairs) // 2 + 1) ** (POWER - 1)
@@ -211,8 +211,8 @@ def read_symbols(folder: str) -> dict[str, int]:
         command = prepare_command(path.parent)
         remedy = f"`{command}` prepares it" if command else f"`{PREPARE}` lists the corpora"
         raise UserError(f"--haystack {folder} has no dict.txt: pass a folder of binarized text; {remedy}")
-    known = Dictionary.load(str(path)).symbols[NSPECIAL:]
-    symbols = dict.fromkeys([*known, *string.ascii_lowercase, *string.digits, *MARKS])
+    types = Dictionary.load(str(path)).symbols[NSPECIAL:]
+    symbols = dict.fromkeys([*types, *string.ascii_lowercase, *string.digits, *MARKS])
     return {symbol: index for index, symbol in enumerate(symbols)}
 
 

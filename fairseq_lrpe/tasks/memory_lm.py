@@ -111,7 +111,9 @@ class SegmentDataset(SequenceDataset):
             streams = f"--streams {self.streams}"
             raise UserError(f"{streams} must be a multiple of the number of processes, {processes}")
         share = self.streams // processes
-        size = max(n for n in range(1, min(limit or share, share) + 1) if share % n == 0)
+        size = min(limit or share, share)
+        while share % size:
+            size -= 1
         return [list(range(i, i + size)) for i in range(0, len(self), size)]
 
 

@@ -27,11 +27,11 @@ MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns an environment in which fairseq and torchrun start the processes that their flags say."""
     prefixes = tuple(f"{prefix}_" for prefix in PREFIXES)
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in PROCESS_VARIABLES and not name.startswith(prefixes)
-    }
+    kept = {}
+    for name, value in environment.items():
+        if name not in PROCESS_VARIABLES and not name.startswith(prefixes):
+            kept[name] = value
+    return kept
 
 
 def check_single_process(arguments: list[str]) -> None:
