@@ -18,7 +18,7 @@ from fairseq_lrpe.utils.errors import UserError
 
 
 def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
-    """Makes the task in the first checkpoint of ``--path`` the default of a parser of ``words``.
+    """Makes the task of the first checkpoint of ``--path`` in ``words`` the default of their parser.
 
     Only this plugin's tasks are restored, except in ``fairseq-validate``, which has no default task. fairseq
     calls this function again when the parser has the task's flags, whose defaults then become the settings

@@ -34,8 +34,10 @@ def check_command_line(words: list[str]) -> None:
         family = max(families, key=len)  # the name of a family can start with that of another one
         name = rest.removeprefix(f"{family}_")
         if name in METHODS:
-            remedy = f"pass --arch softmax_{family}_{name}"
-            raise UserError(f"the method {name!r} does not exist in {attention} attention: {remedy}")
+            raise UserError(
+                f"the method {name!r} does not exist in {attention} attention: pass --arch "
+                f"softmax_{family}_{name}"
+            )
         methods = [name for name, method in METHODS.items() if attention in method.attentions()]
         raise UserError(f"{attention}_{family} has no method {name!r}{choices(name, methods, LISTING)}")
 
@@ -96,7 +98,7 @@ def check_restored_checkpoint(args) -> None:
     elif last.exists():
         try:
             read_checkpoint(last, remedy)
-        except ValueError as error:
+        except UserError as error:
             newest = newest_readable(last.parent)
             if newest is None:
                 raise UserError(

@@ -55,7 +55,11 @@ class Decoder(CustomLayers, DecoderStack):
         """Decodes like fairseq, except that the first call with an incremental state processes all tokens.
 
         As in every call with a state, only the features of the last token are returned, so that the logits of
-        a long prefix take no memory. Raises a UserError for a state with --randomized-positions.
+        a long prefix take no memory.
+
+        Raises:
+            UserError: if there is a state, and the model has --randomized-positions, or drops layers in
+                training.
         """
         extract = super().extract_features_scriptable
         if incremental_state is not None and self.training and self.decoder_layerdrop:

@@ -3,6 +3,9 @@
 ``MQAR`` is multi-query associative recall (Arora et al. 2023, "Zoology"); the distribution of the queries is
 that of its public code (HazyResearch/zoology, zoology/data/multiquery_ar.py). The list problems are from
 Kazemnejad et al. 2023 (Table 1); here, their symbols are tokens, not words of a prompt.
+
+The functions that read a text import fairseq themselves, because the import takes seconds, and the other
+problems do not need it.
 """
 
 import math
@@ -204,7 +207,7 @@ class Needle(AnswerProblem):
 @cache
 def read_symbols(folder: str) -> dict[str, int]:
     """Returns {symbol: index} of ``Needle``: the dictionary of the text, letters, digits and marks."""
-    from fairseq.data import Dictionary  # this import takes seconds
+    from fairseq.data import Dictionary
 
     path = Path(folder) / "dict.txt"
     if not file_exists(path):
@@ -219,7 +222,7 @@ def read_symbols(folder: str) -> dict[str, int]:
 @cache
 def read_text(folder: str, split: str) -> np.ndarray:
     """Returns a memory map of the tokens of a split."""
-    from fairseq_lrpe.tasks.memory_lm import read_tokens  # this import takes seconds
+    from fairseq_lrpe.tasks.memory_lm import read_tokens
 
     return read_tokens(Path(folder) / split)
 

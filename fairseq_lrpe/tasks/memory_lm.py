@@ -108,8 +108,9 @@ class SegmentDataset(SequenceDataset):
         A batch has at most ``limit`` streams. The streams are grouped in the same way for every segment.
         """
         if self.streams % processes:
-            streams = f"--streams {self.streams}"
-            raise UserError(f"{streams} must be a multiple of the number of processes, {processes}")
+            raise UserError(
+                f"--streams {self.streams} must be a multiple of the number of processes, {processes}"
+            )
         share = self.streams // processes
         size = min(limit or share, share)
         while share % size:

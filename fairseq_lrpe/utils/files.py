@@ -113,8 +113,10 @@ def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
 def without_mark(content: bytes, name: str) -> bytes:
     """Returns a text without UTF-8's byte order mark; raises a UserError if it has UTF-16's."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        remedy = "convert it to UTF-8, for example with `iconv -f UTF-16 -t UTF-8`"
-        raise UserError(f"{name} is not UTF-8 text but UTF-16: {remedy}")
+        raise UserError(
+            f"{name} is not UTF-8 text but UTF-16: convert it to UTF-8, for example with "
+            "`iconv -f UTF-16 -t UTF-8`"
+        )
     return content.removeprefix(codecs.BOM_UTF8)
 
 
@@ -133,8 +135,9 @@ def read_lines(path: Path) -> Iterator[str]:
             try:
                 yield line.decode()
             except UnicodeDecodeError as error:
-                wrong = f"is not UTF-8 text (line {number}: {error.reason})"
-                raise UserError(f"{path} {wrong}: convert it to UTF-8") from None
+                raise UserError(
+                    f"{path} is not UTF-8 text (line {number}: {error.reason}): convert it to UTF-8"
+                ) from None
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -194,8 +197,9 @@ def output_folder(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            wrong = f"is not a writable folder ({error.strerror}): choose another folder"
-            raise UserError(f"{folder} {wrong}") from None
+            raise UserError(
+                f"{folder} is not a writable folder ({error.strerror}): choose another folder"
+            ) from None
         yield
     finally:
         for path in created:

@@ -220,5 +220,7 @@ def as_flags(flags: dict[str, object]) -> list[str]:
     words = []
     for name, value in flags.items():
         if value is not None and value is not False:
-            words += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
+            words.append("--" + name.replace("_", "-"))
+            if value is not True:
+                words.append(str(value))
     return words
