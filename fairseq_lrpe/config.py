@@ -5,7 +5,6 @@
 
 from argparse import Namespace
 from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
-from math import inf
 from typing import Optional
 
 from fairseq import utils
@@ -14,7 +13,6 @@ from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options
-from fairseq_lrpe.encodings.base import check_positions
 from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS
@@ -113,7 +111,8 @@ def _flat_fields(config):
     """Yields (name, field) for the flags of fairseq's TransformerConfig, such as "encoder_layerdrop"."""
     for f in fields(config):
         if is_dataclass(f.default):
-            yield from ((f"{f.name}_{name}", nested) for name, nested in _flat_fields(f.default))
+            for name, nested in _flat_fields(f.default):
+                yield f"{f.name}_{name}", nested
         elif f.name != "_name":
             yield f.name, f
 
@@ -135,11 +134,11 @@ def fairseq_flags(*names: str) -> type:
 
 def layer_flags(*parts: str) -> type:
     """Returns a dataclass with fairseq's flags of the layers of an "encoder" or a "decoder", or of both."""
-    shared = "checkpoint_activations", "offload_activations", "min_params_to_wrap"
-    noise = "quant_noise_pq", "quant_noise_pq_block_size", "quant_noise_scalar"
-    return fairseq_flags(
-        *shared, *noise, *(f"{part}_{name}" for part in parts for name in ("layerdrop", "layers_to_keep"))
-    )
+    names = ["checkpoint_activations", "offload_activations", "min_params_to_wrap"]
+    names += ["quant_noise_pq", "quant_noise_pq_block_size", "quant_noise_scalar"]
+    for part in parts:
+        names += [f"{part}_layerdrop", f"{part}_layers_to_keep"]
+    return fairseq_flags(*names)
 
 
 def recomputes_activations(cfg) -> bool:
@@ -149,11 +148,11 @@ def recomputes_activations(cfg) -> bool:
 
 def with_defaults(config: type, **defaults) -> type:
     """Returns a subclass of a dataclass of flags with other default values."""
-    known = {f.name: f for f in fields(config)}
-    changed = [
-        (name, known[name].type, field(default=value, metadata=known[name].metadata))
-        for name, value in defaults.items()
-    ]
+    original = {f.name: f for f in fields(config)}
+    changed = []
+    for name, value in defaults.items():
+        f = original[name]
+        changed.append((name, f.type, field(default=value, metadata=f.metadata)))
 
     def init(self, **given):
         config.__init__(self, **(defaults | given))
@@ -188,17 +187,18 @@ def part_config(cfg, part: str):
 
 def method_flags(cfg) -> dict:
     """Returns the {flag: value} that identifies a model's method, without options of other encodings."""
-    options = {option_flag(cfg.encoding, option) for option in encoding_options(ENCODINGS[cfg.encoding])}
+    names = {"attention", "encoding", "token_positions"}
+    for option in encoding_options(ENCODINGS[cfg.encoding]):
+        names.add(option_flag(cfg.encoding, option))
     placement = {name: getattr(cfg, name) for name in PLACEMENT_FLAGS if has_flag(cfg, name)}
-    shared = {"attention", "encoding", "token_positions"}
     if "linear" in (cfg.attention, *placement.values()):
-        shared |= {"linear_norm", "feature_map"}
+        names |= {"linear_norm", "feature_map"}
     if getattr(cfg, "mask_decoder", False):  # not stored in checkpoints of models without it
         placement["mask_decoder"] = True
     if count := getattr(cfg, "randomized_positions", 0):  # likewise
         placement["randomized_positions"] = count
-    names = [f.name for f in fields(PositionConfig) if f.name in options | shared]
-    return {name: getattr(cfg, name) for name in names} | placement
+    flags = {f.name: getattr(cfg, f.name) for f in fields(PositionConfig) if f.name in names}
+    return flags | placement
 
 
 def check_position(cfg, embed_dim: int, num_heads: int) -> None:
@@ -226,18 +226,6 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
         )
 
 
-def check_options(cfg, given) -> None:
-    """Raises a UserError if a ``given`` flag is an option of an encoding that is not selected."""
-    for name, cls in ENCODINGS.items():
-        for option in encoding_options(cls):
-            option = option_flag(name, option)
-            if option in given and name != cfg.encoding:
-                raise UserError(
-                    f"--{option.replace('_', '-')} is an option of the encoding {name!r}, but the encoding "
-                    f"is {cfg.encoding!r}: omit it, or pass --encoding {name}, too"
-                )
-
-
 def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> Encoding:
     """Builds the encoding that the flags select; ``shared`` are the other arguments of :class:`Encoding`.
 
@@ -253,54 +241,3 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
         if cfg.rope_scaling:
             scale_rotations(encoding, RopeScaling.parse(cfg.rope_scaling))
     return encoding
-
-
-def check_range(name: str, value: float, minimum: float, maximum: float = inf) -> None:
-    if not minimum <= value <= maximum:
-        allowed = f"at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
-        raise UserError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")
-
-
-def check_randomized_positions(cfg, encoding: Encoding) -> None:
-    """Raises a UserError if --randomized-positions would change nothing, or is not supported."""
-    name = encoding.name
-    with user_errors():
-        check_positions(encoding, "--randomized-positions")
-    without = cfg.token_positions in ("none", "convolution", "rnn")
-    if name == "none" and (without or getattr(cfg, "no_token_positional_embeddings", False)):
-        raise UserError(
-            "--randomized-positions would change nothing, because the model has neither an encoding nor "
-            "token positions that use positions: pass --encoding, or --token-positions sinusoidal without "
-            "--no-token-positional-embeddings"
-        )
-    if name == "tupe" and encoding.cls:
-        raise UserError(
-            "with --randomized-positions, the first token is not at position 0, which TUPE treats "
-            "separately: pass --no-tupe-cls"
-        )
-    for other in ("rope-scaling", "checkpoint-activations", "offload-activations", "mask-decoder"):
-        if getattr(cfg, other.replace("-", "_"), False):
-            raise UserError(f"--randomized-positions does not support --{other}: omit one")
-
-
-def check_part(cfg, part: str, **shared) -> None:
-    """Raises a UserError if the flags are invalid for the layers of a model's "encoder" or "decoder".
-
-    ``shared`` are further arguments of :class:`Encoding`.
-    """
-    if getattr(cfg, f"{part}_xformers_att_config", None):
-        raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
-    width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
-    own = part_config(cfg, part)
-    shared["causal"] = part == "decoder"
-    shared["layers"] = max(1, getattr(cfg, f"{part}_layers"))
-    encoding = encoding_from_config(own, embed_dim=width, num_heads=heads, **shared)
-    if own.randomized_positions:
-        check_range("randomized_positions", own.randomized_positions, 1)
-        check_randomized_positions(cfg, encoding)
-    position = POSITIONS.get(cfg.token_positions)
-    if position and position.every_layer and recomputes_activations(cfg):
-        raise UserError(
-            "--checkpoint-activations and --offload-activations are not supported with the token "
-            f"positions {cfg.token_positions}: omit them"
-        )

@@ -36,7 +36,7 @@ class Method:
         return ENCODINGS[self.encoding]
 
     def attentions(self) -> list[str]:
-        return [a for a in ATTENTIONS if a == "softmax" or self.encoding_class.decomposable]
+        return list(ATTENTIONS) if self.encoding_class.decomposable else ["softmax"]
 
 
 _LAYERNORM = {"linear_norm": "layernorm"}  # in place of the denominator of linear attention

@@ -89,8 +89,8 @@ def test_core_imports_torch_only(package):
     assert packages(paths) - ({"fla-core", "triton"} if package == "ops" else set()) == {"torch"}
 
 
-ORDER = "utils data data_prep ops positions encodings methods config attention tasks fairseq_ext".split()
-ORDER += ["models", "experiments", "benchmarks", "cli"]
+ORDER = "utils data data_prep ops positions encodings methods config config_validation".split()
+ORDER += ["attention", "tasks", "fairseq_ext", "models", "experiments", "benchmarks", "cli"]
 """Packages and modules, each of which imports only those before it."""
 PARTS = ("definition", "execution", "inference", "estimation", "reporting")
 """The same for subpackages of experiments."""

@@ -211,25 +211,55 @@ def with_arguments(*modules: AddedArguments, **arguments) -> Iterator[None]:
             module.added_arguments = added
 
 
+class SharedEncoding:
+    """The encodings of the layers of an encoder or decoder, which can be one module.
+
+    If the encoding is ``shared_across_layers``, all layers have that of the layer that is built first.
+    """
+
+    def __init__(self):
+        self.encoding = None
+
+    def for_layer(self, cfg: PositionConfig, **arguments) -> Encoding:
+        """Returns the encoding of a layer, which is built from the flags unless it is shared.
+
+        Args:
+            cfg: the model's flags.
+            **arguments: arguments of :func:`fairseq_lrpe.config.encoding_from_config`.
+
+        Raises:
+            UserError: if the flags are invalid or cannot be combined.
+        """
+        if self.encoding is not None:
+            return self.encoding
+        encoding = encoding_from_config(cfg, **arguments)
+        if encoding.shared_across_layers:
+            self.encoding = encoding
+        return encoding
+
+
 def build_attention(
-    cfg: PositionConfig, *, dropout: float, shared: list[Encoding] | None = None, **arguments
+    cfg: PositionConfig, *, dropout: float, shared: SharedEncoding | None = None, **arguments
 ) -> FairseqSelfAttention:
     """Builds the attention module that a model's flags select.
 
     Args:
         cfg: the model's flags.
         dropout: dropout probability of the attention weights (softmax attention only).
-        shared: an initially empty list that is passed for all layers of an encoder or decoder. The first
-            layer appends an encoding that is ``shared_across_layers``, and the other layers reuse it.
+        shared: the same object for all layers of an encoder or decoder, or None for a single layer.
         **arguments: arguments of :func:`fairseq_lrpe.config.encoding_from_config`.
 
     Raises:
-        ValueError: if the flags are invalid or cannot be combined.
+        UserError: if the flags are invalid or cannot be combined.
     """
-    encoding = shared[0] if shared else encoding_from_config(cfg, **arguments)
-    if shared == [] and encoding.shared_across_layers:
-        shared.append(encoding)
+    if shared is None:
+        shared = SharedEncoding()
+    encoding = shared.for_layer(cfg, **arguments)
     if cfg.attention == "linear":
-        options = {"linear_norm": cfg.linear_norm, "feature_map": cfg.feature_map}
-        return FairseqLinearAttention(encoding, backend=cfg.linear_backend, **options)
+        return FairseqLinearAttention(
+            encoding,
+            linear_norm=cfg.linear_norm,
+            feature_map=cfg.feature_map,
+            backend=cfg.linear_backend,
+        )
     return FairseqSoftmaxAttention(encoding, dropout=dropout)

@@ -20,13 +20,15 @@ def _scalar_function(module):
     def scalar(*args):
         return np.float64(0).__reduce__()[0](*args)
 
-    scalar.__module__, scalar.__qualname__ = module, scalar.__name__
+    scalar.__module__ = module
+    scalar.__qualname__ = scalar.__name__
     return scalar
 
 
 torch.serialization.add_safe_globals([argparse.Namespace, np.dtype, type(np.dtype(np.float64))])
 # numpy 2 renamed the module; checkpoints contain the name of the version that wrote them.
-torch.serialization.add_safe_globals([_scalar_function(f"numpy.{x}.multiarray") for x in ("core", "_core")])
+for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+    torch.serialization.add_safe_globals([_scalar_function(_module)])
 
 
 def read_checkpoint(path: Path, remedy: str) -> dict:
@@ -47,8 +49,11 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
         if not isinstance(state, dict):
             raise UserError("it contains no dictionary")
         if state.get("args"):  # fairseq's older format
-            args, names = vars(state["args"]), {"model": "arch", "task": "task"}
-            state["cfg"] = {part: {"_name": args[name], **args} for part, name in names.items()}
+            args = vars(state["args"])
+            state["cfg"] = {
+                "model": {"_name": args["arch"], **args},
+                "task": {"_name": args["task"], **args},
+            }
         missing = [part for part in ("cfg", "model", "extra_state") if not isinstance(state.get(part), dict)]
         if "optimizer_history" not in state and "best_loss" not in state:
             missing.append("optimizer_history")
@@ -78,13 +83,16 @@ def _load(path):
 
 
 def _check_storages(path, state):
-    """Raises UserError if tensors extend beyond their storages in the file.
+    """Raises a UserError if tensors extend beyond their storages in the file.
 
     A memory-mapped tensor would then contain whatever follows in the file, without an error.
     """
     with zipfile.ZipFile(path) as archive:
         written = sum(info.file_size for info in archive.infolist() if "/data/" in info.filename)
-    storages = {x.data_ptr(): x.nbytes() for x in map(torch.Tensor.untyped_storage, _tensors(state))}
+    storages = {}  # tensors can share one
+    for tensor in _tensors(state):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
     if written < sum(storages.values()):
         raise UserError("its storages are shorter than its tensors")
 

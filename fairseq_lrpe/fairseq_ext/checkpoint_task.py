@@ -18,7 +18,7 @@ from fairseq_lrpe.utils.errors import UserError
 
 
 def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
-    """Makes the task in the first checkpoint of ``--path`` the default of a parser of ``words``.
+    """Makes the task of the first checkpoint of ``--path`` in ``words`` the default of their parser.
 
     Only this plugin's tasks are restored, except in ``fairseq-validate``, which has no default task. fairseq
     calls this function again when the parser has the task's flags, whose defaults then become the settings
@@ -33,7 +33,8 @@ def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
     shard = getattr(args, "checkpoint_suffix", ""), 0, getattr(args, "checkpoint_shard_count", 1)
     path = get_maybe_sharded_checkpoint_filename(args.path.split(os.pathsep)[0], *shard)
     task = read_checkpoint(Path(path), "pass one that fairseq-train wrote")["cfg"]["task"]
-    name, family = task.get("_name"), FAMILIES.get(args.task)
+    name = task.get("_name")
+    family = FAMILIES.get(args.task)
     if family and FAMILIES.get(name, family) != family:
         raise UserError(
             f"the checkpoint {path} is of the task {name}, not of {args.task}: "
@@ -53,13 +54,14 @@ def _is_ours(task):
 def _restore_settings(parser, words, args, task):
     """Makes the settings of a checkpoint's task defaults, except those that explicit flags replace."""
     known = vars(parser.parse_known_args(words)[0])
-    flags = {
-        f.name
-        for f in fields(TASK_DATACLASS_REGISTRY[args.task])
-        if f.name in known and f.name not in ("_name", "data") and not str(f.default).startswith("${")
-    }
-    explicit = vars(parser.parse_known_args(words, Namespace(**dict.fromkeys(flags)))[0])
-    explicit = {name: explicit[name] for name in flags if explicit[name] is not None}
+    flags = set()
+    for f in fields(TASK_DATACLASS_REGISTRY[args.task]):
+        copies_another = str(f.default).startswith("${")
+        if f.name in known and f.name not in ("_name", "data") and not copies_another:
+            flags.add(f.name)
+    # argparse does not set the default of what the namespace already has: only given flags are not None.
+    parsed = vars(parser.parse_known_args(words, Namespace(**dict.fromkeys(flags)))[0])
+    explicit = {name: parsed[name] for name in flags if parsed[name] is not None}
     names = flags & task.keys() - explicit.keys()
     if args.task == "memory_lm":
         names -= _replaced_settings(task, explicit)

@@ -29,10 +29,16 @@ class ExactEMA(EMA):
     def _step_internal(self, new_model, updates=None):
         averages = self.fp32_params if self.config.ema_fp32 else self.model.state_dict()
         state = new_model.state_dict()
-        self.skip_keys |= {name for name, x in state.items() if not x.is_floating_point()}
-        first = {averages[name].data_ptr(): name for name in reversed(state)}
-        state = {name: state[name] for name in first.values()}
-        super()._step_internal(SimpleNamespace(state_dict=lambda: state), updates)
+        addresses = set()
+        averaged = {}
+        for name, tensor in state.items():
+            if not tensor.is_floating_point():
+                self.skip_keys.add(name)
+            # The other names of a tensor would average it again.
+            if averages[name].data_ptr() not in addresses:
+                addresses.add(averages[name].data_ptr())
+                averaged[name] = tensor
+        super()._step_internal(SimpleNamespace(state_dict=lambda: averaged), updates)
 
 
 def load_checkpoint_with_average(load_checkpoint, self, *args, **kwargs):
@@ -41,7 +47,8 @@ def load_checkpoint_with_average(load_checkpoint, self, *args, **kwargs):
     fairseq raises a KeyError if the checkpoint has no average.
     """
     flags = self.cfg.ema
-    store_ema, flags.store_ema = flags.store_ema, False
+    store_ema = flags.store_ema
+    flags.store_ema = False
     try:
         state = load_checkpoint(self, *args, **kwargs)
     finally:

@@ -9,6 +9,7 @@ The functions that replace a function of fairseq get the original as their first
 """
 
 import math
+from itertools import chain
 
 import numpy as np
 from fairseq.data import EpochBatchIterator
@@ -28,14 +29,22 @@ def load_checkpoint_to_cpu(load, *args, **kwargs):
 def batch_settings(cfg, epoch: int) -> dict[str, int | None]:
     """Returns the settings that determine the batches of an epoch and its updates."""
     steps = cfg["optimization"]["update_freq"]
-    limits = {name: cfg["dataset"][name] for name in LIMITS}
     processes = cfg["distributed_training"]["distributed_world_size"]
-    return {**limits, "processes": processes, "update_freq": steps[min(epoch, len(steps)) - 1]}
+    return {
+        **_limits(cfg["dataset"]),
+        "processes": processes,
+        "update_freq": steps[min(epoch, len(steps)) - 1],
+    }
+
+
+def _limits(settings):
+    return {name: settings[name] for name in LIMITS}
 
 
 def load_state_dict(load, self, state):
     """Continues at the sample after the last one that the training has seen in the epoch."""
-    last, position = state.get("settings"), state.get("iterations_in_epoch", 0)
+    last = state.get("settings")
+    position = state.get("iterations_in_epoch", 0)
     if type(self) is not EpochBatchIterator or not last or not position:
         return load(self, state)
     now = batch_settings(self.trainer.cfg, state["epoch"])
@@ -47,40 +56,47 @@ def load_state_dict(load, self, state):
         return load(self, {**state, "iterations_in_epoch": updates * now["update_freq"]})
     order = batches_of_epoch(self, composed, state)
     seen = state.get("samples", sum(map(len, order[: position * composed["processes"]])))
-    samples = [index for batch in order for index in batch]
+    samples = list(chain.from_iterable(order))
     if seen >= len(samples):  # the epoch of these data is shorter, so they are not those of the checkpoint
         return load(self, state)
-    own = batches_of_epoch(self, now, state)
-    group = now["processes"] * now["update_freq"]
-    count = int(np.searchsorted(np.cumsum([len(batch) for batch in own]), seen)) + 1
-    same = {index for batch in own[:count] for index in batch} == set(samples[:seen])
-    if same and count % group == 0:
+    new_order = batches_of_epoch(self, now, state)
+    batches_per_update = now["processes"] * now["update_freq"]
+    sizes = list(map(len, new_order))
+    count = int(np.searchsorted(np.cumsum(sizes), seen)) + 1
+    has_same_samples = set(chain.from_iterable(new_order[:count])) == set(samples[:seen])
+    if has_same_samples and count % batches_per_update == 0:
+        # The epoch in the new batches starts with the samples that were seen: it continues after them.
         position = count // now["processes"]
     else:
+        # The samples that were not seen are composed to new batches, and those before them are empty.
         position = updates * now["update_freq"]
+        skipped = [[]] * (updates * batches_per_update)
         rest = self.dataset.batch_by_size(np.asarray(samples[seen:]), now["max_tokens"], now["batch_size"])
-        batches = (*([[]] * (updates * group)), *rest)  # the first ones are skipped
+        batches = (*skipped, *rest)
         self.rest = {"epoch": state["epoch"], "composed": composed, "seen": seen, "batches": batches}
     return load(self, {**state, "iterations_in_epoch": position})
 
 
 def batches_of_epoch(iterator, settings, state) -> list:
     """Returns the batches of all processes in the order in which a training with ``settings`` uses them."""
-    trainer, dataset = iterator.trainer, iterator.trainer.cfg.dataset
-    limits, cache = {name: dataset[name] for name in LIMITS}, trainer.task.dataset_to_epoch_iter
+    trainer = iterator.trainer
+    dataset = trainer.cfg.dataset
+    limits = _limits(dataset)
+    cache = trainer.task.dataset_to_epoch_iter
     trainer.task.dataset_to_epoch_iter = {}
     try:
-        dataset.update({name: settings[name] for name in LIMITS})
+        dataset.update(_limits(settings))
         other = trainer.get_train_iterator(state["epoch"], load_dataset=False)
     finally:
         dataset.update(limits)
         trainer.task.dataset_to_epoch_iter = cache
     trainer.reset_dummy_batch(iterator.first_batch)
-    other.num_shards, parts = settings["processes"], []
+    other.num_shards = settings["processes"]
+    parts = []
     for process in range(settings["processes"]):
         other.shard_id = process
         parts.append(other.ordered_batches(state["epoch"], False, state.get("shuffle", True)))
-    return [batch for group in zip(*parts, strict=True) for batch in group]
+    return list(chain.from_iterable(zip(*parts, strict=True)))
 
 
 def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
@@ -88,7 +104,8 @@ def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
     rest = getattr(self, "rest", None)
     if not rest or rest["epoch"] != epoch:
         return ordered(self, epoch, fix_batches_to_gpus, shuffle)
-    frozen, self._frozen_batches = self._frozen_batches, rest["batches"]
+    frozen = self._frozen_batches
+    self._frozen_batches = rest["batches"]
     try:
         return ordered(self, epoch, False, False)
     finally:
@@ -97,7 +114,8 @@ def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
 
 def state_dict(get_state, self):
     """Returns the state; in an epoch resumed with other batches, with its first settings and samples seen."""
-    state, rest = get_state(self), getattr(self, "rest", None)
+    state = get_state(self)
+    rest = getattr(self, "rest", None)
     if rest and rest["epoch"] == state["epoch"]:
         batches = rest["batches"][: state["iterations_in_epoch"] * self.num_shards]
         state |= {"composed": rest["composed"], "samples": rest["seen"] + sum(map(len, batches))}

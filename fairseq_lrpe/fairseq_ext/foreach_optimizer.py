@@ -40,15 +40,20 @@ def _is_supported(optimizer, group):
         if parameter.grad is None:
             continue
         average = optimizer.state[parameter].get("exp_avg", parameter)
-        kinds = {(x.dtype, x.device, x.layout) for x in (parameter, parameter.grad, average)}
-        if len(kinds) > 1 or parameter.dtype not in (torch.float32, torch.float64):
+        if not _kind(parameter) == _kind(parameter.grad) == _kind(average):
+            return False
+        if parameter.dtype not in (torch.float32, torch.float64):
             return False
     return True
 
 
+def _kind(x):
+    return x.dtype, x.device, x.layout
+
+
 def _count_steps(optimizer, group):
     """Counts a step of each parameter with a gradient, and returns {number of steps: parameters}."""
-    found = {}
+    parameters = {}
     for parameter in group["params"]:
         if parameter.grad is None:
             continue
@@ -58,8 +63,8 @@ def _count_steps(optimizer, group):
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         state["step"] += 1
-        found.setdefault(state["step"], []).append(parameter)
-    return found
+        parameters.setdefault(state["step"], []).append(parameter)
+    return parameters
 
 
 def _parts(parameters):
@@ -79,9 +84,14 @@ def _parts(parameters):
 
 @torch.no_grad()
 def _update(optimizer, group, parameters, step):
-    gradients = [parameter.grad for parameter in parameters]
-    averages = [optimizer.state[parameter]["exp_avg"] for parameter in parameters]
-    squares = [optimizer.state[parameter]["exp_avg_sq"] for parameter in parameters]
+    gradients = []
+    averages = []
+    squares = []
+    for parameter in parameters:
+        state = optimizer.state[parameter]
+        gradients.append(parameter.grad)
+        averages.append(state["exp_avg"])
+        squares.append(state["exp_avg_sq"])
     beta1, beta2 = group["betas"]
     torch._foreach_mul_(averages, beta1)
     torch._foreach_add_(averages, gradients, alpha=1 - beta1)
@@ -119,7 +129,8 @@ class FP16Optimizer(optim.FP16Optimizer):
         self._needs_sync = False
 
     def _copy_separate_gradients(self):
-        copies, gradients = [], []
+        copies = []
+        gradients = []
         for parameter, copy in zip(self.fp16_params, self.fp32_params, strict=True):
             if not parameter.requires_grad:
                 continue
@@ -138,9 +149,13 @@ class FP16Optimizer(optim.FP16Optimizer):
                 parameters = self._on(device)
                 _copy(parameters, self._views(("parameter", device), flat, parameters))
             return
-        pairs = zip(self.fp16_params, self.fp32_params, strict=True)
-        trained = [(parameter, copy) for parameter, copy in pairs if parameter.requires_grad]
-        _copy([parameter for parameter, _ in trained], [copy for _, copy in trained])
+        parameters = []
+        copies = []
+        for parameter, copy in zip(self.fp16_params, self.fp32_params, strict=True):
+            if parameter.requires_grad:
+                parameters.append(parameter)
+                copies.append(copy)
+        _copy(parameters, copies)
 
     def zero_grad(self):
         if self.has_flat_params:

@@ -35,7 +35,8 @@ def on_host(x: Tensor) -> Tensor:
 
 def on_both(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Returns ``function(x)``, whose copy on the CPU is computed from that of x if x has one."""
-    out, copy = function(x), on_host(x)
+    out = function(x)
+    copy = on_host(x)
     if copy is not x:
         _remember(out, function(copy))
     return out

@@ -31,5 +31,10 @@ def loss(forward: Callable, criterion: MaskedLmLoss, model, sample, reduce: bool
     targets = selected(model.get_targets(sample, [logits]), mask)
     total = modules.cross_entropy(logits, targets, reduction="sum", ignore_index=criterion.padding_idx)
     sample_size = mask.int().sum()  # a tensor as in fairseq, because processes sum it together
-    counts = {name: sample[name] for name in ("ntokens", "nsentences")}
-    return total, sample_size, {"loss": total.data, "sample_size": sample_size, **counts}
+    logged = {
+        "loss": total.data,
+        "sample_size": sample_size,
+        "ntokens": sample["ntokens"],
+        "nsentences": sample["nsentences"],
+    }
+    return total, sample_size, logged

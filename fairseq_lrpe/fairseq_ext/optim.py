@@ -17,8 +17,12 @@ class AdamDecayMatrices(FairseqAdam):
     supports_flat_params = False  # because matrices cannot be recognized in a flat vector
 
     def __init__(self, cfg, params):
-        params = list(params)
-        matrices = [p for p in params if p.dim() > 1]
-        vectors = [p for p in params if p.dim() < 2]
+        matrices = []
+        vectors = []
+        for parameter in params:
+            if parameter.dim() > 1:
+                matrices.append(parameter)
+            else:
+                vectors.append(parameter)
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         super().__init__(cfg, [group for group in groups if group["params"]])

@@ -150,8 +150,10 @@ def _broadcast_without_settings(broadcast_object, obj, *args, **kwargs):
 
 
 def _norm_of_each_dtype(total_norm, grads, *args):
-    parts = [[g for g in grads if g.dtype == dtype] for dtype in {g.dtype for g in grads}]
-    norms = [total_norm(part, *args).float() for part in parts]
+    by_dtype = {}
+    for gradient in grads:
+        by_dtype.setdefault(gradient.dtype, []).append(gradient)
+    norms = [total_norm(gradients, *args).float() for gradients in by_dtype.values()]
     return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
@@ -227,7 +229,7 @@ def _is_evaluated(task, dataset):
 def _keep_all_samples(
     filter_indices_by_size, self, indices, dataset, max_positions=None, ignore_invalid_inputs=False
 ):
-    """Exits if an evaluation would skip samples."""
+    """Keeps all samples of an evaluation; raises SystemExit if fairseq would skip some."""
     if not _is_evaluated(self, dataset):
         return filter_indices_by_size(self, indices, dataset, max_positions, ignore_invalid_inputs)
     kept, skipped = dataset.filter_indices_by_size(indices, max_positions)
@@ -277,7 +279,7 @@ def _seeds_by_epoch(get_batch_iterator):
 
 
 def _record_training(get_train_iterator, self, *args, **kwargs):
-    """Stores the training split, whose samples may be skipped, in the task; the trainer in the iterator."""
+    """Stores the training split in the task, which may skip its samples, and the trainer in the iterator."""
     self.task.training_split = self.cfg.dataset.train_subset
     iterator = get_train_iterator(self, *args, **kwargs)
     iterator.trainer = self

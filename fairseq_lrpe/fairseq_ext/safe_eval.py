@@ -26,6 +26,7 @@ def literal(text: str) -> object:
 
 def _value(node):
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
-        left, right = _value(node.left), _value(node.right)
+        left = _value(node.left)
+        right = _value(node.right)
         return left + right if isinstance(node.op, ast.Add) else left * right
     return ast.literal_eval(node)

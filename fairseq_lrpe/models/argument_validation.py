@@ -29,12 +29,15 @@ def check_command_line(words: list[str]) -> None:
     parser.add_argument("--arch", "-a", default="")
     arch = parser.parse_known_args(list(map(str, words)))[0].arch
     attention, _, rest = arch.partition("_")
-    family = max((name for name in FAMILIES.values() if rest.startswith(f"{name}_")), key=len, default=None)
-    if attention in ATTENTIONS and family and arch not in ARCH_MODEL_REGISTRY:
+    families = [name for name in FAMILIES.values() if rest.startswith(f"{name}_")]
+    if attention in ATTENTIONS and families and arch not in ARCH_MODEL_REGISTRY:
+        family = max(families, key=len)  # the name of a family can start with that of another one
         name = rest.removeprefix(f"{family}_")
         if name in METHODS:
-            remedy = f"pass --arch softmax_{family}_{name}"
-            raise UserError(f"the method {name!r} does not exist in {attention} attention: {remedy}")
+            raise UserError(
+                f"the method {name!r} does not exist in {attention} attention: pass --arch "
+                f"softmax_{family}_{name}"
+            )
         methods = [name for name, method in METHODS.items() if attention in method.attentions()]
         raise UserError(f"{attention}_{family} has no method {name!r}{choices(name, methods, LISTING)}")
 
@@ -51,7 +54,8 @@ def check_arguments(args) -> None:
     """
     if not args.cpu:
         check_architectures()
-    training, task = not hasattr(args, "path"), getattr(args, "task", None)
+    training = not hasattr(args, "path")
+    task = getattr(args, "task", None)
     if hasattr(args, "buffer_size"):  # fairseq-interactive
         splits = []
     elif hasattr(args, "beam") or hasattr(args, "context_window"):  # fairseq-generate, fairseq-eval-lm
@@ -87,20 +91,22 @@ def check_restored_checkpoint(args) -> None:
     If it is ``checkpoint_last.pt``, the newest readable checkpoint in its folder, if any, replaces it in
     ``args``, and a warning is printed.
     """
-    remedy, last = "pass one that fairseq-train wrote", Path(args.save_dir, "checkpoint_last.pt")
+    remedy = "pass one that fairseq-train wrote"
+    last = Path(args.save_dir, "checkpoint_last.pt")
     if args.restore_file != last.name:
         read_checkpoint(Path(args.restore_file), remedy)
     elif last.exists():
         try:
             read_checkpoint(last, remedy)
-        except ValueError as error:
+        except UserError as error:
             newest = newest_readable(last.parent)
             if newest is None:
                 raise UserError(
                     f"{error}, and its folder has no readable one: remove {last.name} to train from scratch"
                 ) from None
             print(f"fairseq_lrpe: {error}: continuing from {newest}", file=sys.stderr)
-            args.restore_file, args.finetune_from_model = str(newest), None
+            args.restore_file = str(newest)
+            args.finetune_from_model = None
     elif args.finetune_from_model:
         read_checkpoint(Path(args.finetune_from_model), remedy)
 

@@ -11,20 +11,16 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II, open_dict
 from torch import Tensor, nn
 
-from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
+from fairseq_lrpe.config import LayerConfig, flag, with_defaults
+from fairseq_lrpe.config_validation import check_part
 from fairseq_lrpe.data import layout, word_vectors
-from fairseq_lrpe.models.encoder_decoder import (
-    INIT_STD_HELP,
-    Encoder,
-    EncoderLayer,
-    add_token_positions,
-    init_normal,
-    segment_ids,
-    transformer_config,
-)
+from fairseq_lrpe.models.encoder import Encoder, EncoderLayer, segment_ids
+from fairseq_lrpe.models.initialization import INIT_STD_HELP, init_normal
 from fairseq_lrpe.models.layer_stacks import mask_if_padded, padding_mask
+from fairseq_lrpe.models.layers import transformer_config
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.token_batch_norm import TokenBatchNorm
+from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.tasks.classification import is_joined
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import check_flag
@@ -62,7 +58,8 @@ class BatchNormLayer(EncoderLayer):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.self_attn_layer_norm, self.final_layer_norm = (TokenBatchNorm(self.embed_dim) for _ in range(2))
+        self.self_attn_layer_norm = TokenBatchNorm(self.embed_dim)
+        self.final_layer_norm = TokenBatchNorm(self.embed_dim)
 
     def forward(self, x, encoder_padding_mask, *rest, **kwargs):
         self.self_attn_layer_norm.padding = self.final_layer_norm.padding = encoder_padding_mask
@@ -81,7 +78,9 @@ class Inputs(nn.Module):
         super().__init__()
         self.embedding_dim = width = args.encoder_embed_dim
         dictionary = task.source_dictionary
-        self.padding_idx, self.end, self.specials = dictionary.pad(), dictionary.eos(), dictionary.nspecial
+        self.padding_idx = dictionary.pad()
+        self.end = dictionary.eos()
+        self.specials = dictionary.nspecial
         self.pixels = task.about.get("pixels") if args.pixels == "linear" else None
         self.embedding = self.segments = None
         self.project = nn.Identity()
@@ -133,7 +132,8 @@ class ClassifierModel(BaseFairseqModel):
 
     def __init__(self, encoder, pooling: str, apart: bool, classes: int):
         super().__init__()
-        self.encoder, self.pooling = encoder, pooling
+        self.encoder = encoder
+        self.pooling = pooling
         width = encoder.embed_tokens.embedding_dim
         self.head = nn.Linear(width, classes)
         if apart:
@@ -149,9 +149,9 @@ class ClassifierModel(BaseFairseqModel):
     @staticmethod
     def check_data(cfg, args):
         """Raises a UserError if inputs have special tokens, for which --pixels linear has no embeddings."""
-        about = layout.read_metadata(Path(args.data))
-        has_specials = args.pooling == "first" or is_joined(about, args.pairs)
-        if "pixels" in about and cfg.pixels == "linear" and has_specials:
+        metadata = layout.read_metadata(Path(args.data))
+        has_specials = args.pooling == "first" or is_joined(metadata, args.pairs)
+        if "pixels" in metadata and cfg.pixels == "linear" and has_specials:
             raise UserError(
                 "--pixels linear does not support the special tokens of --pooling first and --pairs joined: "
                 "pass --pixels embedding, or --pooling mean and --pairs apart"
@@ -173,7 +173,8 @@ class ClassifierModel(BaseFairseqModel):
     def pooled(self, tokens: Tensor) -> Tensor:
         """Returns the pooled encoder output (B, E) of tokens (B, L)."""
         out = self.encoder(tokens)
-        x, padding = out["encoder_out"][0], out["encoder_padding_mask"][0].T[..., None]
+        x = out["encoder_out"][0]  # (L, B, E)
+        padding = out["encoder_padding_mask"][0].T[..., None]  # (L, B, 1)
         if self.pooling == "first":
             return x[0]
         if self.pooling == "max":

@@ -52,7 +52,7 @@ class CompiledLayer:
         return call(*args, **kwargs)
 
     def _compiled_call(self, *args, **kwargs):
-        from torch._dynamo import config, exc  # this import takes seconds
+        from torch._dynamo import config, exc  # not at the start, because it takes seconds
 
         mode, name, layers = self.compilation
         if self._compiled_call_impl is None:

@@ -43,16 +43,16 @@ def check_data(args, splits: list[str]) -> None:
 
 def check_labeled(folder: Path, split: str, images: bool = False) -> None:
     """Raises a UserError if inputs and labels do not match, or if inputs are images unlike ``images``."""
-    about = layout.read_metadata(folder)
-    if bool(about.get("images")) != images:
+    metadata = layout.read_metadata(folder)
+    if bool(metadata.get("images")) != images:
         content, task = ("tokens", "classification") if images else ("image files", "image_classification")
         raise UserError(f"{folder} contains {content}: pass --task {task}")
     check_regular(folder / f"{split}.label.npy")
     labels = np.load(folder / f"{split}.label.npy", mmap_mode="r")
-    for number in range(about["inputs"]):
+    for number in range(metadata["inputs"]):
         prefix = folder / f"{split}.input{number}"
         index = MMapIndexedDataset.Index(f"{prefix}.idx")
         if len(index) != len(labels):
             raise UserError(f"{prefix} has {len(index):,} rows, but {len(labels):,} labels: {PREPARE_AGAIN}")
-        if "shape" in about and (index.sizes != prod(about["shape"])).any():
-            raise UserError(f"{prefix} has rows without {prod(about['shape']):,} pixels: {PREPARE_AGAIN}")
+        if "shape" in metadata and (index.sizes != prod(metadata["shape"])).any():
+            raise UserError(f"{prefix} has rows without {prod(metadata['shape']):,} pixels: {PREPARE_AGAIN}")

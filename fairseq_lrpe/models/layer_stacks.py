@@ -70,7 +70,8 @@ class DecoderStack(TransformerDecoderBase):
         if not self.cross_self_attention:
             padding = mask_if_padded(padding)
         x = self._embedded(tokens, incremental_state).transpose(0, 1)  # (L, B, E)
-        states, attention = [x], None
+        states = [x]
+        attention = None
         for index, layer in enumerate(self.layers):
             x, weights, _ = layer(
                 x,

@@ -6,16 +6,14 @@ from functools import partial
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import II
 
-from fairseq_lrpe.config import PositionConfig, check_part, flag
-from fairseq_lrpe.models.encoder_decoder import (
-    INIT_STD_HELP,
-    Decoder,
-    add_token_positions,
-    init_normal,
-    transformer_config,
-)
+from fairseq_lrpe.config import PositionConfig, flag
+from fairseq_lrpe.config_validation import check_part
+from fairseq_lrpe.models.decoder import Decoder
+from fairseq_lrpe.models.initialization import INIT_STD_HELP, init_normal
+from fairseq_lrpe.models.layers import transformer_config
 from fairseq_lrpe.models.memory import build_memory
 from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
 
 
@@ -42,7 +40,9 @@ class LanguageModel(TransformerLanguageModel):
         if with_memory and args.max_target_positions is None:
             # This is the length in training; the memory of an evaluation can be longer.
             args.max_target_positions = task.args.memory_length + args.tokens_per_sample
-        # Only the embeddings of fairseq's model are used, which can be of several kinds.
+        # Only the embeddings of fairseq's model are used, whose kind fairseq chooses. Its layers are built
+        # nevertheless, because their initial values advance torch's random state, from which those of the
+        # decoder below are drawn: without them, a seed would not give the numbers of the recorded runs.
         layers = args.decoder_layers  # fairseq replaces it if --decoder-layers-to-keep is given
         embed_tokens = super().build_model(args, task).decoder.embed_tokens
         args.decoder_layers = layers

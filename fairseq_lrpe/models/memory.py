@@ -23,7 +23,8 @@ class InputMemory:
     """Memory of a layer: the last ``length`` of its inputs in previous segments, without their gradients."""
 
     def __init__(self, length: int):
-        self.length, self.inputs = length, None
+        self.length = length
+        self.inputs = None
 
     def arguments(self, layer: nn.Module) -> dict:
         """Returns the arguments by which the layer's attention uses the memory."""
@@ -63,7 +64,8 @@ class Memory:
     """
 
     def __init__(self, layers: list[nn.Module], new_memory: Callable[[], InputMemory | StateMemory]):
-        self.layers, self.new_memory = layers, new_memory
+        self.layers = layers
+        self.new_memory = new_memory
         self.saved = {}
         """{(training, split, first stream, number of streams): (last segment, memory of each layer)}"""
 
@@ -99,7 +101,8 @@ def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
     state = task.memory == "state"
     if not (state or task.memory_length):
         return None
-    for attention in (layer.self_attn for layer in decoder.layers):
+    for layer in decoder.layers:
+        attention = layer.self_attn
         check_memory(attention, cfg, task)
         attention.segment_length = task.tokens_per_sample
         attention.encoding.clamp_length = task.clamp_length
@@ -112,7 +115,8 @@ def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
 
 def check_memory(attention: SelfAttention, cfg, task) -> None:
     """Raises a UserError if a decoder with this attention and these flags does not support the memory."""
-    positions, encoding = cfg.token_positions, attention.encoding
+    positions = cfg.token_positions
+    encoding = attention.encoding
     if cfg.randomized_positions:
         raise UserError("random positions differ between segments: omit --randomized-positions with a memory")
     if positions != "none" and not (positions == "sinusoidal" and cfg.no_token_positional_embeddings):
@@ -131,10 +135,10 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
             "--decoder-layerdrop is not supported with a memory, which dropped layers do not update: omit it"
         )
     if task.clamp_length and not encoding.uses_distance_table:
-        known = ", ".join(name for name, cls in ENCODINGS.items() if cls.uses_distance_table)
+        supported = ", ".join(name for name, cls in ENCODINGS.items() if cls.uses_distance_table)
         raise UserError(
             f"--clamp-length is not supported by {encoding.name}, which does not look up distances: omit it, "
-            f"or use softmax attention with one of {known}"
+            f"or use softmax attention with one of {supported}"
         )
     if task.memory == "state":
         check_state(attention)
@@ -146,7 +150,8 @@ def check_state(attention: SelfAttention) -> None:
     """Raises a UserError if the attention's state grows with the text, or its positions cannot be shifted."""
     if not isinstance(attention, LinearAttention):
         raise UserError("--memory state requires linear attention: pass --memory hidden")
-    encoding, context = attention.encoding, START
+    encoding = attention.encoding
+    context = START
     zeros = torch.zeros(1, encoding.num_heads, 1, encoding.head_dim)
     if isinstance(encoding, InputsMixin):
         inputs = torch.zeros(1, encoding.left_context + 1, attention.embed_dim)

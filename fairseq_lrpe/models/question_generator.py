@@ -12,16 +12,14 @@ from fairseq.models.transformer import Embedding, TransformerModelBase
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
-from fairseq_lrpe.config import LayerConfig, check_part, flag, layer_flags, with_defaults
+from fairseq_lrpe.config import LayerConfig, flag, layer_flags, with_defaults
+from fairseq_lrpe.config_validation import check_part
 from fairseq_lrpe.data import bert_weights, word_pieces
-from fairseq_lrpe.models.encoder_decoder import (
-    Decoder,
-    Encoder,
-    add_token_positions,
-    segment_ids,
-    transformer_config,
-)
+from fairseq_lrpe.models.decoder import Decoder
+from fairseq_lrpe.models.encoder import Encoder, segment_ids
+from fairseq_lrpe.models.layers import transformer_config
 from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.utils.errors import UserError
 
 EPSILON = 1e-6
@@ -91,12 +89,13 @@ class BertEncoder(Encoder):
         return super().forward_embedding(src_tokens, self.embed_tokens(src_tokens) + segments)
 
     def upgrade_state_dict_named(self, state_dict, name):
-        """Exits with an error message if ``state_dict`` is of a model with another vocabulary."""
+        """Raises a UserError if ``state_dict`` is of a model with another vocabulary."""
         super().upgrade_state_dict_named(state_dict, name)
         stored = state_dict.get(f"{name}.types_version", self.types_version)
         if stored.item() != self.types_version.item():
-            remedy = "pass the data that it was trained on"
-            raise UserError(f"the checkpoint has another vocabulary of the same size: {remedy}")
+            raise UserError(
+                "the checkpoint has another vocabulary of the same size: pass the data that it was trained on"
+            )
 
     def forward(self, src_tokens, *rest, **kwargs):
         return {**super().forward(src_tokens, *rest, **kwargs), "src_tokens": [src_tokens]}
@@ -115,7 +114,8 @@ class CopyingDecoder(Decoder):
     def __init__(self, cfg, dictionary, embed_tokens):
         super().__init__(cfg, dictionary, embed_tokens)
         width = self.embed_dim
-        self.to_output, self.to_copy = nn.Linear(width, width), nn.Linear(width, width)
+        self.to_output = nn.Linear(width, width)
+        self.to_copy = nn.Linear(width, width)
         self.gate = nn.Linear(width, 1)
 
     def forward(self, prev_output_tokens, encoder_out=None, *args, features_only=False, **kwargs):
@@ -127,13 +127,15 @@ class CopyingDecoder(Decoder):
         h, extra = super().forward(prev_output_tokens, encoder_out, *args, features_only=True, **kwargs)
         if features_only:
             return h, extra
-        h, states = self.dropout_module(h), encoder_out["encoder_out"][0].transpose(0, 1)
+        h = self.dropout_module(h)
+        states = encoder_out["encoder_out"][0].transpose(0, 1)  # (B, S, E)
         scores = self.to_copy(h) @ states.transpose(1, 2)
         [source] = encoder_out["src_tokens"]
         padding = source.eq(self.padding_idx)[:, None]
         exact = torch.promote_types(h.dtype, torch.float)
         extra["copied"] = scores.to(exact).masked_fill(padding, -torch.inf).softmax(-1)
-        extra["gate"], extra["source"] = self.gate(h).to(exact).sigmoid(), source
+        extra["gate"] = self.gate(h).to(exact).sigmoid()
+        extra["source"] = source
         return self.output_layer(self.to_output(h)), extra
 
     def get_normalized_probs(self, net_output, log_probs: bool, sample=None) -> Tensor:
@@ -143,7 +145,8 @@ class CopyingDecoder(Decoder):
         """
         logits, extra = net_output
         last = logits.size(1)
-        gate, copied = (extra[name][:, -last:] for name in ("gate", "copied"))
+        gate = extra["gate"][:, -last:]
+        copied = extra["copied"][:, -last:]
         index = extra["source"][:, None].expand_as(copied)
         p = (gate * logits.to(gate.dtype).softmax(-1)).scatter_add(2, index, (1 - gate) * copied)
         return (p + EPSILON).log() if log_probs else p
@@ -169,10 +172,12 @@ class QuestionGeneratorModel(TransformerModelBase):
 
         fairseq would skip sources in training that are longer than --max-source-positions.
         """
-        folders = [*filter(None, getattr(args, "data", "").split(os.pathsep))]  # dummy tasks have no data
-        paths = [path for folder in folders for path in Path(folder).glob("*.source.idx")]
-        indices = [MMapIndexedDataset.Index(str(path)) for path in paths]
-        longest, limit = max((index.sizes.max() for index in indices), default=0), cfg.max_source_positions
+        limit = cfg.max_source_positions
+        longest = 0
+        for folder in filter(None, getattr(args, "data", "").split(os.pathsep)):  # dummy tasks have no data
+            for path in Path(folder).glob("*.source.idx"):
+                index = MMapIndexedDataset.Index(str(path))
+                longest = max(longest, index.sizes.max())
         if longest > limit and not args.skip_invalid_size_inputs_valid_test:
             raise UserError(
                 f"a source has {longest} tokens, more than --max-source-positions {limit}: pass "
@@ -183,12 +188,15 @@ class QuestionGeneratorModel(TransformerModelBase):
 
     @classmethod
     def build_model(cls, args, task):
-        args, dictionary = transformer_args(args), task.source_dictionary
+        args = transformer_args(args)
+        dictionary = task.source_dictionary
         embedding = Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad())
         cfg = transformer_config(args)
         cfg.layernorm_embedding = cfg.encoder.learned_pos = True
         encoder = BertEncoder(cfg, dictionary, embedding).apply(init_bert_params)
-        cfg.layernorm_embedding, cfg.no_token_positional_embeddings = False, args.token_positions == "none"
+        # Both parts read the same configuration, whose remaining values are those of the decoder.
+        cfg.layernorm_embedding = False
+        cfg.no_token_positional_embeddings = args.token_positions == "none"
         decoder = CopyingDecoder(cfg, dictionary, embedding)
         add_token_positions(decoder, args, args.max_target_positions)
         return cls(cfg, encoder, decoder)

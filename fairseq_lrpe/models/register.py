@@ -7,7 +7,8 @@ from fairseq import models
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
-from fairseq_lrpe.config import check_options, with_defaults
+from fairseq_lrpe.config import with_defaults
+from fairseq_lrpe.config_validation import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models.argument_validation import check_machine, check_shared_encoding, check_task
 from fairseq_lrpe.models.compilation import check_compilation, compile_layers
@@ -29,7 +30,8 @@ def register_family(family: str, model_cls: type, config_cls: type) -> None:
         _register(family, f"{attention}_{family}", model_cls, config_cls, plain, "configured by flags")
         for name, method in METHODS.items():
             if attention in method.attentions():
-                arch, flags = f"{attention}_{family}_{name}", plain | method.flags
+                arch = f"{attention}_{family}_{name}"
+                flags = plain | method.flags
                 _register(family, arch, model_cls, config_cls, flags, method.source)
 
 
@@ -79,7 +81,8 @@ def _register(family, arch, model_cls, config_cls, flags, source):
         check_compilation(args, cfg)
 
     # Equivalent to fairseq's register_model except for the entry in hydra's store.
-    models.MODEL_REGISTRY[arch], models.MODEL_DATACLASS_REGISTRY[arch] = model, config
+    models.MODEL_REGISTRY[arch] = model
+    models.MODEL_DATACLASS_REGISTRY[arch] = config
     models.register_model_architecture(arch, arch)(check_arguments)
     name = f"{arch}.yaml"
     ConfigStore.instance().repo["model"][name] = _LazyNode(name, config(_name=arch), "model", None, "fairseq")

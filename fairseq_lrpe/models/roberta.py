@@ -11,13 +11,16 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import open_dict
 from torch import Tensor
 
-from fairseq_lrpe.config import ACTIVATIONS, LayerConfig, check_part, flag, layer_flags, with_defaults
+from fairseq_lrpe.config import ACTIVATIONS, LayerConfig, flag, layer_flags, with_defaults
+from fairseq_lrpe.config_validation import check_part
 from fairseq_lrpe.data.line_codec import byte_pair_folder
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.fairseq_ext.masked_lm import selected
-from fairseq_lrpe.models.encoder_decoder import Encoder, add_token_positions, transformer_config
+from fairseq_lrpe.models.encoder import Encoder
 from fairseq_lrpe.models.layer_stacks import mask_if_padded, padding_mask
+from fairseq_lrpe.models.layers import transformer_config
 from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
 
@@ -161,9 +164,9 @@ class RobertaModel(fairseq_roberta.RobertaModel):
                     "pass data=FOLDER with a folder that has the same dict.txt"
                 )
         data = Path(data).resolve()
-        if bpe == "gpt2" and (found := byte_pair_folder(data)):
-            files = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
-            overrides = {flag: str(found / name) for flag, name in files.items()} | overrides
+        if bpe == "gpt2" and (folder_of_pairs := byte_pair_folder(data)):
+            overrides.setdefault("gpt2_encoder_json", str(folder_of_pairs / "encoder.json"))
+            overrides.setdefault("gpt2_vocab_bpe", str(folder_of_pairs / "vocab.bpe"))
         return super().from_pretrained(str(folder), checkpoint_file, str(data), bpe, **overrides).eval()
 
 

@@ -7,7 +7,7 @@ import torch
 from fairseq.modules import LearnedPositionalEmbedding
 from torch import Tensor, nn
 
-from fairseq_lrpe.models.encoder_decoder import Decoder
+from fairseq_lrpe.models.decoder import Decoder
 from fairseq_lrpe.utils.errors import UserError
 
 
@@ -46,11 +46,13 @@ def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_
         return p
     p, order = p.sort(descending=True, stable=True)
     if top_k:
-        p, order = p[:top_k], order[:top_k]
+        p = p[:top_k]
+        order = order[:top_k]
     if top_p < 1:
         p = p / p.sum()
         kept = int((p.cumsum(-1) - p < top_p).sum())
-        p, order = p[:kept], order[:kept]
+        p = p[:kept]
+        order = order[:kept]
     return torch.zeros_like(logits).scatter(0, order, p / p.sum())
 
 
@@ -85,7 +87,7 @@ def sample(decoder: nn.Module, prompt: Tensor, length: int, choose: Callable, pa
         pad: token that is never chosen.
 
     Raises:
-        ValueError: at the first token whose position the model does not support.
+        UserError: at the first token whose position the model does not support.
     """
     size = len(prompt)
     # Random positions depend on the length, so that each token needs all of the text.

@@ -41,7 +41,8 @@ class TokenBatchNorm(nn.BatchNorm1d):
 
     def forward(self, x):
         if self.running_mean.dtype in (torch.half, torch.bfloat16):
-            self.running_mean, self.running_var = self.running_mean.float(), self.running_var.float()
+            self.running_mean = self.running_mean.float()
+            self.running_var = self.running_var.float()
         if self.padding is None:
             return self._normalized(x.flatten(0, 1)).view_as(x)
         real = ~self.padding.T
@@ -79,7 +80,8 @@ class TokenBatchNorm(nn.BatchNorm1d):
                 mean, var = self._statistics_of_all_processes(new_mean, new_var, count, exact.dtype)
             else:
                 has_several = count > 1
-                mean, var = torch.where(has_several, new_mean, mean), torch.where(has_several, new_var, var)
+                mean = torch.where(has_several, new_mean, mean)
+                var = torch.where(has_several, new_var, var)
                 with torch.no_grad():
                     momentum = self.momentum * has_several.to(exact.dtype)
                     self.running_mean.lerp_(mean, momentum)
@@ -98,12 +100,15 @@ class TokenBatchNorm(nn.BatchNorm1d):
         The sums of x and x² are float64, because their difference loses digits. ``count`` is the number of
         tokens, of which ``mean`` and ``var`` are those of this process.
         """
-        mean, var, count = mean.double(), var.double(), 0 if self.is_dummy else count
+        mean = mean.double()
+        var = var.double()
+        if self.is_dummy:
+            count = 0
         number = mean.new_ones(1) * count
         sums = torch.cat([count * mean, count * (var + mean**2), number])
-        *sums, total = _SumOverProcesses.apply(sums).split([len(mean), len(mean), 1])
-        mean, square = (moment / total for moment in sums)
-        var = (square - mean**2).clamp(min=0)
+        sum_of_x, sum_of_squares, total = _SumOverProcesses.apply(sums).split([len(mean), len(mean), 1])
+        mean = sum_of_x / total
+        var = (sum_of_squares / total - mean**2).clamp(min=0)
         with torch.no_grad():
             unbiased = var * total / (total - 1).clamp(min=1)  # as in F.batch_norm
             for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):

@@ -9,16 +9,19 @@ from omegaconf import II
 from fairseq_lrpe.config import (
     TRANSFORMER_FLAGS,
     LayerConfig,
-    check_part,
     fairseq_flags,
     flag,
     part_config,
     with_defaults,
 )
+from fairseq_lrpe.config_validation import check_part
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import ATTENTIONS
-from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, add_token_positions, transformer_config
+from fairseq_lrpe.models.decoder import Decoder
+from fairseq_lrpe.models.encoder import Encoder
+from fairseq_lrpe.models.layers import transformer_config
 from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import check_flag
 

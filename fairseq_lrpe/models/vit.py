@@ -9,10 +9,11 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.fairseq_adapter import build_attention, with_arguments
-from fairseq_lrpe.config import LayerConfig, check_part, check_range, flag, with_defaults
+from fairseq_lrpe.attention.fairseq_adapter import SharedEncoding, build_attention, with_arguments
+from fairseq_lrpe.config import LayerConfig, flag, with_defaults
+from fairseq_lrpe.config_validation import check_part, check_range
 from fairseq_lrpe.encodings import ENCODINGS
-from fairseq_lrpe.models.encoder_decoder import EncoderLayer
+from fairseq_lrpe.models.encoder import EncoderLayer
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.ops.position_index import PositionIndex, diagonal_position_index, grid_position_index
@@ -77,7 +78,8 @@ class ViTModel(BaseFairseqModel):
 
     def __init__(self, args, image_size: int, classes: int):
         super().__init__()
-        width, self.side = args.encoder_embed_dim, image_size // args.patch_size
+        width = args.encoder_embed_dim
+        self.side = image_size // args.patch_size
         self.patches = nn.Linear(3 * args.patch_size**2, width)
         self.positions = None
         if args.token_positions == "learned":
@@ -86,7 +88,8 @@ class ViTModel(BaseFairseqModel):
         max_positions = {"sum": 2 * self.side - 1, "flat": self.side**2, "grid": self.side}
         cfg = TransformerConfig.from_namespace(args)
         cfg.encoder.normalize_before = True
-        self.layers, shared = nn.ModuleList(), []
+        self.layers = nn.ModuleList()
+        shared = SharedEncoding()
         for layer in range(1, args.encoder_layers + 1):
             attention = partial(
                 build_attention,
@@ -102,7 +105,8 @@ class ViTModel(BaseFairseqModel):
                 shared=shared,
             )
             self.layers.append(PatchLayer(args.drop_path, attention, cfg))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
         self.method = MethodFingerprint(args)
 
     @staticmethod
@@ -130,10 +134,12 @@ class ViTModel(BaseFairseqModel):
 
     @classmethod
     def build_model(cls, args, task):
-        size, patch = task.cfg.image_size, args.patch_size
-        if size % patch:
-            wrong = f"--image-size {size} is not divisible by --patch-size {patch}"
-            raise UserError(f"{wrong}: pass another --patch-size")
+        size = task.cfg.image_size
+        if size % args.patch_size:
+            raise UserError(
+                f"--image-size {size} is not divisible by --patch-size {args.patch_size}: pass another "
+                "--patch-size"
+            )
         return cls(args, size, len(task.labels))
 
     def forward(self, images: Tensor) -> Tensor:

@@ -3,6 +3,9 @@
 ``MQAR`` is multi-query associative recall (Arora et al. 2023, "Zoology"); the distribution of the queries is
 that of its public code (HazyResearch/zoology, zoology/data/multiquery_ar.py). The list problems are from
 Kazemnejad et al. 2023 (Table 1); here, their symbols are tokens, not words of a prompt.
+
+The functions that read a text import fairseq themselves, because the import takes seconds, and the other
+problems do not need it.
 """
 
 import math
@@ -74,8 +77,8 @@ class MQAR(ItemsProblem):
         half = self.vocab_size // 2
         pairs = 2 ** random.randint(math.ceil(math.log2(self.min_items)), int(math.log2(self.num_items)))
         tokens = rng.integers(self.vocab_size, size=length + 1)
-        keys, values = (rng.choice(half - first, pairs, replace=False) + first for first in (1, 0))
-        values += half
+        keys = rng.choice(half - 1, pairs, replace=False) + 1
+        values = rng.choice(half, pairs, replace=False) + half
         tokens[: 2 * pairs : 2] = keys
         tokens[1 : 2 * pairs : 2] = values
         law = np.arange(1.0, (length - 2 * pairs) // 2 + 1) ** (POWER - 1)
@@ -204,22 +207,22 @@ class Needle(AnswerProblem):
 @cache
 def read_symbols(folder: str) -> dict[str, int]:
     """Returns {symbol: index} of ``Needle``: the dictionary of the text, letters, digits and marks."""
-    from fairseq.data import Dictionary  # this import takes seconds
+    from fairseq.data import Dictionary
 
     path = Path(folder) / "dict.txt"
     if not file_exists(path):
         command = prepare_command(path.parent)
         remedy = f"`{command}` prepares it" if command else f"`{PREPARE}` lists the corpora"
         raise UserError(f"--haystack {folder} has no dict.txt: pass a folder of binarized text; {remedy}")
-    known = Dictionary.load(str(path)).symbols[NSPECIAL:]
-    symbols = dict.fromkeys([*known, *string.ascii_lowercase, *string.digits, *MARKS])
+    types = Dictionary.load(str(path)).symbols[NSPECIAL:]
+    symbols = dict.fromkeys([*types, *string.ascii_lowercase, *string.digits, *MARKS])
     return {symbol: index for index, symbol in enumerate(symbols)}
 
 
 @cache
 def read_text(folder: str, split: str) -> np.ndarray:
     """Returns a memory map of the tokens of a split."""
-    from fairseq_lrpe.tasks.memory_lm import read_tokens  # this import takes seconds
+    from fairseq_lrpe.tasks.memory_lm import read_tokens
 
     return read_tokens(Path(folder) / split)
 

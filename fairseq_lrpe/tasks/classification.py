@@ -12,7 +12,8 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 
-from fairseq_lrpe.config import check_range, flag
+from fairseq_lrpe.config import flag
+from fairseq_lrpe.config_validation import check_range
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
 from fairseq_lrpe.utils.cli import file_errors
@@ -42,9 +43,9 @@ class ClassificationConfig(FairseqDataclass):
     max_positions: int = flag(512, "maximum input length in tokens; longer inputs are truncated")
 
 
-def is_joined(about: dict, pairs: str) -> bool:
+def is_joined(metadata: dict, pairs: str) -> bool:
     """Returns whether inputs are pairs of texts that are joined into one sequence."""
-    return about["inputs"] > 1 and pairs == "joined"
+    return metadata["inputs"] > 1 and pairs == "joined"
 
 
 def truncated_lengths(first: int, second: int, total: int) -> tuple[int, int]:
@@ -78,8 +79,10 @@ class TextDataset(LabeledDataset):
     def ordered_indices(self):
         """Returns all indices, sorted by length; in training, each random pool of ``POOL`` rows is sorted."""
         # fairseq has seeded numpy with --seed, after version 0.12.2 plus the epoch.
-        order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
-        pools = np.array_split(order, -(-len(self) // POOL)) if self.shuffle else [order]
+        if self.shuffle:
+            pools = np.array_split(np.random.permutation(len(self)), -(-len(self) // POOL))
+        else:
+            pools = [np.arange(len(self))]
         return np.concatenate([pool[np.argsort(self.sizes[pool], kind="stable")] for pool in pools])
 
     def __getitem__(self, index):
@@ -135,7 +138,7 @@ class ClassificationTask(LabeledTask):
         batch = {}
         for name, texts in zip(("src", "second"), zip(*inputs, strict=True), strict=False):
             batch[f"{name}_tokens"] = collate_tokens(texts, self.dictionary.pad())
-            batch[f"{name}_lengths"] = torch.tensor([len(text) for text in texts])
+            batch[f"{name}_lengths"] = torch.tensor(list(map(len, texts)))
         return batch
 
     def build_model(self, cfg, from_checkpoint=False):

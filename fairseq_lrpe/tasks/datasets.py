@@ -30,12 +30,13 @@ class SequenceDataset(FairseqDataset):
         """Returns a language modeling batch of items whose sequences have equal lengths."""
         if not samples:
             return {}
-        tokens = torch.stack([sequence for _, sequence in samples])
+        indices, sequences = zip(*samples, strict=True)
+        tokens = torch.stack(sequences)
         source = tokens[:, :-1].contiguous()
         target = tokens[:, 1:].contiguous()
         lengths = torch.full((len(samples),), source.size(1))
         return {
-            "id": torch.tensor([int(index) for index, _ in samples]),
+            "id": torch.tensor(list(map(int, indices))),
             "nsentences": len(samples),
             "ntokens": target.numel(),
             "net_input": {"src_tokens": source, "src_lengths": lengths},
@@ -64,13 +65,15 @@ class LabeledDataset(FairseqDataset):
         if not samples:
             return {}
         indices, inputs, labels = zip(*samples, strict=True)
-        return {
+        batch = {
             "id": torch.tensor(indices),
             "nsentences": len(samples),
             "ntokens": len(samples),  # by which fairseq divides losses and gradients
             "net_input": self.net_input(inputs),
-            **({} if min(labels) < 0 else {"target": torch.tensor(labels)}),
         }
+        if min(labels) >= 0:
+            batch["target"] = torch.tensor(labels)
+        return batch
 
 
 class LabeledTask(FairseqTask):

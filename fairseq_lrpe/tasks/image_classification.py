@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils.data import default_collate
 
-from fairseq_lrpe.config import check_range, flag
+from fairseq_lrpe.config import flag
+from fairseq_lrpe.config_validation import check_range
 from fairseq_lrpe.data import image_transforms as transforms
 from fairseq_lrpe.data.mixup import Mixing, random_mixing, soft_targets
 from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask

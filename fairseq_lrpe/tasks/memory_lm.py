@@ -11,7 +11,8 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II
 
-from fairseq_lrpe.config import check_range, flag
+from fairseq_lrpe.config import flag
+from fairseq_lrpe.config_validation import check_range
 from fairseq_lrpe.tasks.datasets import SequenceDataset
 from fairseq_lrpe.utils.cli import file_errors
 from fairseq_lrpe.utils.errors import UserError
@@ -107,10 +108,13 @@ class SegmentDataset(SequenceDataset):
         A batch has at most ``limit`` streams. The streams are grouped in the same way for every segment.
         """
         if self.streams % processes:
-            streams = f"--streams {self.streams}"
-            raise UserError(f"{streams} must be a multiple of the number of processes, {processes}")
+            raise UserError(
+                f"--streams {self.streams} must be a multiple of the number of processes, {processes}"
+            )
         share = self.streams // processes
-        size = max(n for n in range(1, min(limit or share, share) + 1) if share % n == 0)
+        size = min(limit or share, share)
+        while share % size:
+            size -= 1
         return [list(range(i, i + size)) for i in range(0, len(self), size)]
 
 

@@ -56,20 +56,26 @@ class QuestionGenerationTask(TranslationTask):
     def valid_step(self, sample, model, criterion):
         loss, sample_size, logged = super().valid_step(sample, model, criterion)
         hypotheses = self.inference_step(self.sequence_generator, [model], sample)
-        pairs = zip(hypotheses, sample["target"], strict=True)
-        logged["_rouge_l"] = sum(
-            f1(self.text(best["tokens"]), self.text(target), self.language) for [best], target in pairs
-        )
+        logged["_rouge_l"] = 0
         logged["_questions"] = len(hypotheses)
+        for [best], target in zip(hypotheses, sample["target"], strict=True):
+            logged["_rouge_l"] += f1(self.text(best["tokens"]), self.text(target), self.language)
         return loss, sample_size, logged
 
     def text(self, tokens) -> str:
         """Returns the text of a question's tokens."""
-        words = [token for token in tokens.tolist() if token >= self.tgt_dict.nspecial]
-        return self.pieces.text([self.tgt_dict[token] for token in words])
+        words = []
+        for token in tokens.tolist():
+            if token >= self.tgt_dict.nspecial:
+                words.append(self.tgt_dict[token])
+        return self.pieces.text(words)
 
     def reduce_metrics(self, logging_outputs, criterion):
         super().reduce_metrics(logging_outputs, criterion)
-        if questions := sum(log.get("_questions", 0) for log in logging_outputs):
-            total = sum(log.get("_rouge_l", 0) for log in logging_outputs)
+        total = 0
+        questions = 0
+        for log in logging_outputs:
+            total += log.get("_rouge_l", 0)
+            questions += log.get("_questions", 0)
+        if questions:
             metrics.log_scalar("rouge_l", 100 * total / questions, questions, round=2)

@@ -98,13 +98,13 @@ class SyntheticLMTask(FairseqTask):
         super().__init__(cfg)
         with file_errors():
             self.problem = build_problem(cfg.problem, cfg, cfg.tokens_per_sample)
-        symbols = self.problem.symbols if isinstance(self.problem, AnswerProblem) else ()
         self.dictionary = Dictionary()
         self.token_of = torch.zeros(128, dtype=torch.long)  # {character code: token}
         for character in self.problem.characters:
             self.token_of[ord(character)] = self.dictionary.add_symbol(character)
-        for symbol in symbols:
-            self.dictionary.add_symbol(symbol)
+        if isinstance(self.problem, AnswerProblem):
+            for symbol in self.problem.symbols:
+                self.dictionary.add_symbol(symbol)
 
     def encode(self, text: str) -> torch.Tensor:
         return self.token_of[torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8).long()]

@@ -128,14 +128,16 @@ class Search:
         """
         nats = math.log(len(self.letters)) * (min(self.first, len(text)) - 1)
         letters = text[: self.first]
-        at = self.first
-        while at < len(text):
-            copy = text[at + 1 : at + 1 + self.copied]
-            starts = [letters[i : i + self.copied] for i in range(len(letters) - self.copied + 1)]
-            nats += math.log(len(starts) / sum(start.startswith(copy) for start in starts))
-            random = text[at + 1 + self.copied : at + 1 + self.copied + self.between]
+        position = self.first
+        while position < len(text):
+            copy_end = position + 1 + self.copied
+            copy = text[position + 1 : copy_end]
+            starts = range(len(letters) - self.copied + 1)
+            continued = sum(letters.startswith(copy, start) for start in starts)
+            nats += math.log(len(starts) / continued)
+            random = text[copy_end : copy_end + self.between]
             nats += math.log(len(self.letters)) * len(random)
-            at += 1 + self.copied + self.between
+            position = copy_end + self.between
             letters += copy + random
         return nats / (len(text) - 1)
 
@@ -152,13 +154,13 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
     """
     if name not in PROBLEMS:
         raise UserError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
-    own = {field.name: getattr(sizes, field.name, field.default) for field in fields(PROBLEMS[name])}
-    for size, value in own.items():
+    values = {field.name: getattr(sizes, field.name, field.default) for field in fields(PROBLEMS[name])}
+    for size, value in values.items():
         if size != "haystack" and value < 1:
             raise UserError(f"--{size.replace('_', '-')} must be at least 1, not {value}")
-    if name == "search" and own["copied"] > own["first"]:
-        raise UserError(f"--copied {own['copied']} must not exceed --first {own['first']}")
-    problem = PROBLEMS[name](**own)
+    problem = PROBLEMS[name](**values)
+    if isinstance(problem, Search) and problem.copied > problem.first:
+        raise UserError(f"--copied {problem.copied} must not exceed --first {problem.first}")
     if isinstance(problem, Needle) and not problem.haystack:
         raise UserError("needle requires a text: pass --haystack with a folder of binarized text")
     if isinstance(problem, ItemsProblem) and problem.min_items > problem.num_items:
@@ -166,16 +168,24 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
     if isinstance(problem, MQAR):
         check_mqar(problem)
     if length < problem.min_length:
-        shown = f"{name} with {', '.join(f'{size} {value}' for size, value in own.items())}"
-        remedy = f"pass at least {problem.min_length}"
-        raise UserError(f"--tokens-per-sample {length} is too short for {shown}: {remedy}")
+        shown = ", ".join(f"{size} {value}" for size, value in values.items())
+        raise UserError(
+            f"--tokens-per-sample {length} is too short for {name} with {shown}: pass at least "
+            f"{problem.min_length}"
+        )
     return problem
 
 
 def check_mqar(problem: MQAR) -> None:
-    if any(size & (size - 1) for size in (problem.num_items, problem.min_items)):
+    """Raises a UserError for numbers of items that are no powers of two, or too few symbols for them."""
+    if not (_is_power_of_two(problem.num_items) and _is_power_of_two(problem.min_items)):
         raise UserError("--num-items and --min-items of mqar must be powers of two, such as 8")
     least = 2 * problem.num_items + 2
     if problem.vocab_size < least:
-        different = f"{problem.num_items} different keys and values"
-        raise UserError(f"--vocab-size must be at least {least} for {different}")
+        raise UserError(
+            f"--vocab-size must be at least {least} for {problem.num_items} different keys and values"
+        )
+
+
+def _is_power_of_two(number):
+    return number & (number - 1) == 0

@@ -63,13 +63,20 @@ def failure_cause(lines: list[str], exit_code: int, log: Path) -> str | None:
     """
     if error := write_error(log):
         return f"{log.parent} cannot be written ({error.strerror})"
-    errors = [error for error in uncaught_exceptions(lines) if not SUMMARY.search(error)]
+    errors = exceptions_of_processes(lines)
     errors += [line.strip() for line in lines if FATAL.match(line)]
-    by_machine = [error for error in errors if MACHINE.search(error)]
-    independent = [error for error in errors if not CONSEQUENCE.search(error)]
-    killed = signal_text(lines, exit_code)
-    found = [*errors[-1:], *independent[-1:], *filter(None, [killed]), *by_machine[-1:]]
-    return with_advice(found[-1], lines) if found else None
+    last = None
+    last_independent = None
+    last_of_machine = None
+    for error in errors:
+        last = error
+        if not CONSEQUENCE.search(error):
+            last_independent = error
+        if MACHINE.search(error):
+            last_of_machine = error
+    # An error of the machine also explains why a process was killed, and a killed process why others failed.
+    cause = last_of_machine or signal_text(lines, exit_code) or last_independent or last
+    return with_advice(cause, lines) if cause else None
 
 
 def rejection(lines: list[str], exit_code: int) -> str | None:
@@ -77,11 +84,13 @@ def rejection(lines: list[str], exit_code: int) -> str | None:
 
     The lines of the processes that torchrun starts are before those of torchrun itself.
     """
-    errors = [error for error in uncaught_exceptions(lines) if not SUMMARY.search(error)]
-    if errors or signal_text(lines, exit_code):
+    if exceptions_of_processes(lines) or signal_text(lines, exit_code):
         return None
-    reports = [number for number, line in enumerate(lines) if FAILED_PROCESS.search(line)]
-    printed = lines[: reports[0]] if reports else lines[-1:]
+    printed = lines[-1:]
+    for number, line in enumerate(lines):
+        if FAILED_PROCESS.search(line):
+            printed = lines[:number]
+            break
     return next((line for line in reversed(printed) if REJECTION.match(line)), None)
 
 
@@ -89,8 +98,10 @@ def with_advice(error: str, traceback: list[str]) -> str:
     """Returns an error with advice; its traceback tells whether a semaphore raised it."""
     if "[Errno" in error and any(SEMAPHORE in line for line in traceback):
         return f"{error}: /dev/shm cannot hold a semaphore: enlarge it, as with docker's --shm-size"
-    advice = next((advice for pattern, advice in ADVICE if pattern.search(error)), None)
-    return f"{error}: {advice}" if advice else error
+    for pattern, advice in ADVICE:
+        if pattern.search(error):
+            return f"{error}: {advice}"
+    return error
 
 
 def write_error(log: Path) -> OSError | None:
@@ -106,14 +117,21 @@ def write_error(log: Path) -> OSError | None:
 
 def signal_text(lines: list[str], exit_code: int) -> str | None:
     """Returns the signal that killed the command, or torchrun's first process that failed; else None."""
-    reported = [match for match in map(FAILED_PROCESS.search, lines) if match]
-    codes = [exit_code, *(int(match[1]) for match in reported)]
+    codes = [exit_code]
+    for line in lines:
+        if match := FAILED_PROCESS.search(line):
+            codes.append(int(match[1]))
     code = next((code for code in codes if code < 0), None)
     if code is None or -code == signal.SIGABRT:  # its reason is printed before
         return None
     number = signal.Signals(-code)
     reason = f", {SIGNALS[number]}" if number in SIGNALS else ""
     return f"a process was killed by {number.name}{reason}"
+
+
+def exceptions_of_processes(lines: list[str]) -> list[str]:
+    """Returns the uncaught exceptions, without those that only say that a process has failed."""
+    return [error for error in uncaught_exceptions(lines) if not SUMMARY.search(error)]
 
 
 def uncaught_exceptions(lines: list[str]) -> Iterator[str]:

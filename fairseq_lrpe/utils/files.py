@@ -24,6 +24,7 @@ PREPARE = "lrpe prepare" if _IS_WHEEL else "bash data_prep/prepare.sh"
 """Command that prepares a corpus, in messages."""
 MAX_BYTES = 1 << 28
 """Maximum size in bytes of a file that is read into memory at once."""
+ADDED_BY_SYSTEMS = ("__MACOSX", "Thumbs.db", "desktop.ini")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # write errors without a file name
 
@@ -40,8 +41,8 @@ def check_colon(path: Path) -> None:
 
 def check_control_characters(text: str, name: str) -> None:
     """Raises a UserError for line breaks and other control characters, which end a line in a script."""
-    if found := next((character for character in text if CONTROL.match(character)), None):
-        raise UserError(f"{name} contains the control character {found!r}: use a name without it")
+    if match := CONTROL.search(text):
+        raise UserError(f"{name} contains the control character {match[0]!r}: use a name without it")
 
 
 def is_hidden(path: str) -> bool:
@@ -49,12 +50,15 @@ def is_hidden(path: str) -> bool:
 
     Files that macOS and Windows add, ``__MACOSX``, ``Thumbs.db`` and ``desktop.ini``, are hidden, too.
     """
-    added = ("__MACOSX", "Thumbs.db", "desktop.ini")
-    return any((part.startswith(".") and part.strip(".")) or part in added for part in path.split("/"))
+    for part in path.split("/"):
+        is_dots = not part.strip(".")  # "." and ".." are the folder itself and its parent
+        if part in ADDED_BY_SYSTEMS or (part.startswith(".") and not is_dots):
+            return True
+    return False
 
 
 def visible_entries(folder: Path) -> list[Path]:
-    return [Path(entry) for entry in _entries(folder)]
+    return list(map(Path, _entries(folder)))
 
 
 def visible_files(folder: Path, outer: tuple = ()) -> Iterator[Path]:
@@ -63,7 +67,7 @@ def visible_files(folder: Path, outer: tuple = ()) -> Iterator[Path]:
     Symbolic links are followed; ``outer`` identifies the folders that contain this one.
 
     Raises:
-        UserError: If a symbolic link leads to nothing, or to a folder in its own path.
+        UserError: if a symbolic link leads to nothing, or to a folder in its own path.
     """
     status = os.stat(folder)
     outer = (*outer, (status.st_dev, status.st_ino))
@@ -78,11 +82,12 @@ def visible_files(folder: Path, outer: tuple = ()) -> Iterator[Path]:
 
 def _entries(folder):
     with os.scandir(folder) as entries:
-        found = sorted((x for x in entries if not is_hidden(x.name)), key=lambda entry: entry.name)
-    for entry in found:
+        visible = [entry for entry in entries if not is_hidden(entry.name)]
+    visible.sort(key=lambda entry: entry.name)
+    for entry in visible:
         if entry.is_symlink() and not os.path.exists(entry):
             raise UserError(f"{entry.path} is a symbolic link that leads to nothing: repair or remove it")
-    return found
+    return visible
 
 
 def check_regular(path: Path) -> None:
@@ -108,8 +113,10 @@ def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
 def without_mark(content: bytes, name: str) -> bytes:
     """Returns a text without UTF-8's byte order mark; raises a UserError if it has UTF-16's."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        remedy = "convert it to UTF-8, for example with `iconv -f UTF-16 -t UTF-8`"
-        raise UserError(f"{name} is not UTF-8 text but UTF-16: {remedy}")
+        raise UserError(
+            f"{name} is not UTF-8 text but UTF-16: convert it to UTF-8, for example with "
+            "`iconv -f UTF-16 -t UTF-8`"
+        )
     return content.removeprefix(codecs.BOM_UTF8)
 
 
@@ -128,8 +135,9 @@ def read_lines(path: Path) -> Iterator[str]:
             try:
                 yield line.decode()
             except UnicodeDecodeError as error:
-                wrong = f"is not UTF-8 text (line {number}: {error.reason})"
-                raise UserError(f"{path} {wrong}: convert it to UTF-8") from None
+                raise UserError(
+                    f"{path} is not UTF-8 text (line {number}: {error.reason}): convert it to UTF-8"
+                ) from None
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -189,8 +197,9 @@ def output_folder(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            wrong = f"is not a writable folder ({error.strerror}): choose another folder"
-            raise UserError(f"{folder} {wrong}") from None
+            raise UserError(
+                f"{folder} is not a writable folder ({error.strerror}): choose another folder"
+            ) from None
         yield
     finally:
         for path in created:

@@ -7,9 +7,12 @@ def gpus_here() -> dict[str, tuple[int, int]]:
     """Returns {name: compute capability (major, minor)} of the visible GPUs."""
     import torch
 
+    gpus = {}
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = [f"{torch.cuda.get_device_name(i)} (cuda:{i})" for i in range(count)]
-    return {name: torch.cuda.get_device_capability(i) for i, name in enumerate(names)}
+    for index in range(count):
+        name = f"{torch.cuda.get_device_name(index)} (cuda:{index})"
+        gpus[name] = torch.cuda.get_device_capability(index)
+    return gpus
 
 
 def check_architectures() -> None:

@@ -27,11 +27,11 @@ MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns an environment in which fairseq and torchrun start the processes that their flags say."""
     prefixes = tuple(f"{prefix}_" for prefix in PREFIXES)
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in PROCESS_VARIABLES and not name.startswith(prefixes)
-    }
+    kept = {}
+    for name, value in environment.items():
+        if name not in PROCESS_VARIABLES and not name.startswith(prefixes):
+            kept[name] = value
+    return kept
 
 
 def check_single_process(arguments: list[str]) -> None:
@@ -42,10 +42,13 @@ def check_single_process(arguments: list[str]) -> None:
     has_nodes = any(re.match(r"--nodes?(=|$)", word) for word in arguments)
     for launcher, processes, nodes in _launchers():
         if processes > 1 and not (has_nodes and processes == nodes):
-            wrong = f"{launcher} started this command as {processes} processes"
-            flags = f"--gpus {max(1, processes // nodes)}" + f" and --nodes {nodes}" * (nodes > 1)
-            remedy = f"run it without {launcher}, with {flags}"
-            raise UserError(f"{wrong}, but lrpe itself starts those of a training: {remedy}")
+            flags = f"--gpus {max(1, processes // nodes)}"
+            if nodes > 1:
+                flags += f" and --nodes {nodes}"
+            raise UserError(
+                f"{launcher} started this command as {processes} processes, but lrpe itself starts those of "
+                f"a training: run it without {launcher}, with {flags}"
+            )
 
 
 def _launchers():

@@ -55,13 +55,13 @@ def run_command(
     this process terminates the command.
 
     Args:
-        on_line: Callback that receives each line of output.
-        environment: Environment variables besides those of this process.
-        stop: Terminates the command when it is set, for commands run in threads.
-        popen: Further arguments of ``subprocess.Popen``.
+        on_line: callback that receives each line of output.
+        environment: environment variables besides those of this process.
+        stop: event that terminates the command when it is set, for commands run in threads.
+        **popen: further arguments of ``subprocess.Popen``.
 
     Raises:
-        CommandFailed: If the exit code is not 0 (CommandRejected for invalid arguments), or ``stop`` was set.
+        CommandFailed: if the exit code is not 0 (CommandRejected for invalid arguments), or ``stop`` was set.
     """
     folders = os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()])
     program = sys.executable if command[0] == "python" else shutil.which(command[0], path=folders)
@@ -142,7 +142,7 @@ def threads_in(environment: Mapping[str, str]) -> int | None:
     Its value may be a list of numbers, of which those after the first are for nested loops.
 
     Raises:
-        UserError: If the value is not a number; OpenMP would ignore it and use all cores.
+        UserError: if the value is not a number; OpenMP would ignore it and use all cores.
     """
     if not (value := environment.get("OMP_NUM_THREADS", "").strip()):
         return None
@@ -220,5 +220,7 @@ def as_flags(flags: dict[str, object]) -> list[str]:
     words = []
     for name, value in flags.items():
         if value is not None and value is not False:
-            words += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
+            words.append("--" + name.replace("_", "-"))
+            if value is not True:
+                words.append(str(value))
     return words

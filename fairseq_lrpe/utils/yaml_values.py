@@ -15,9 +15,10 @@ MAX_INTEGER = 1 << 63
 
 
 def check_yaml(text: str) -> None:
-    """Raises UserError for YAML that is nested too deeply or contains itself, and YAMLError for invalid YAML.
+    """Raises a UserError for YAML that is nested too deeply or contains itself.
 
-    The parser's events are read one by one: building the values would already exhaust the stack.
+    Invalid YAML raises a YAMLError. The parser's events are read one by one: building the values would
+    already exhaust the stack.
     """
     open_nodes: list[tuple[str | None, int]] = []  # anchor of each open collection, and the nodes before it
     sizes: dict[str, int] = {}  # number of nodes of each finished collection with an anchor
@@ -44,7 +45,7 @@ def check_yaml(text: str) -> None:
 
 
 def check_value(value: object) -> None:
-    """Raises UserError for integers beyond 64 bits, and for text that is not UTF-8, in a value of YAML."""
+    """Raises a UserError for integers beyond 64 bits, and for text that is not UTF-8, in a value of YAML."""
     if isinstance(value, dict):
         check_values([*value, *value.values()])
     elif isinstance(value, list):

@@ -14,7 +14,7 @@ from support.tiny import run_here, succeeded, train_flags, train_here
     ("linear_lm", "--encoding ropee", "rope"),
     ("softmax_transformer_xxl", "", "has no method 'xxl' (did you mean 'xl'?)"),
     ("linear_lm_t5", "", "'t5' does not exist in linear attention: pass --arch softmax_lm_t5"),
-    ("linear_lm_tmlr_type1", "--feature-map exp", "denominator or content"),
+    ("linear_lm_tmlr_type1", "--feature-map exp", "unknown feature map 'exp': choose from elu"),
     ("linear_lm_rope", "--lrpe-core unitary", "is an option of the encoding 'lrpe'"),
     ("linear_lm", "--encoding t5", "--decoder-attention softmax), or one of"),
     ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute'"),

@@ -8,8 +8,8 @@ from support.tensors import assert_same
 from support.tiny_models import EOS, PAD, build_small
 from torch.utils._pytree import tree_leaves
 
-from fairseq_lrpe.models.encoder_decoder import SinusoidalPositions
 from fairseq_lrpe.models.sampling import chooser, probabilities, sample
+from fairseq_lrpe.models.token_positions import SinusoidalPositions
 
 
 def build(arch, **flags):

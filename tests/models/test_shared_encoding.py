@@ -9,7 +9,8 @@ from support.tensors import assert_same
 from support.tiny import succeeded
 from support.tiny_models import build_small
 
-from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention, SharedEncoding
+from fairseq_lrpe.config import PositionConfig
 
 BOTH = ("encoder", "decoder")
 PARTS = {"lm": ("decoder",), "transformer": BOTH, "question_generator": BOTH}
@@ -26,6 +27,19 @@ def encodings(model):
     """The TUPE encodings of all layers."""
     found = [x.encoding for x in model.modules() if isinstance(x, FairseqSelfAttention)]
     return [encoding for encoding in found if encoding.name == "tupe"]
+
+
+@pytest.mark.parametrize("name, is_shared", [("tupe", True), ("t5", False)])
+def test_encodings_of_layers(name, is_shared):
+    cfg = PositionConfig(attention="softmax", encoding=name)
+    sizes = {"embed_dim": 16, "num_heads": 2, "causal": True, "layers": 3}
+    encoding = SharedEncoding()
+    layers = [encoding.for_layer(cfg, layer=layer, **sizes) for layer in (1, 2, 3)]
+    assert [layer.name for layer in layers] == [name] * 3
+    assert len({id(layer) for layer in layers}) == (1 if is_shared else 3)
+    assert layers[0].layer == 1 and layers[2].layer == (1 if is_shared else 3)
+    other = SharedEncoding().for_layer(cfg, layer=1, **sizes)
+    assert other is not layers[0]
 
 
 @pytest.mark.parametrize("family, modules, special", [

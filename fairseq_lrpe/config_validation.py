@@ -1,0 +1,77 @@
+"""Validation of the flags that all model families share."""
+
+from math import inf
+
+from fairseq_lrpe.config import encoding_from_config, option_flag, part_config, recomputes_activations
+from fairseq_lrpe.encodings import ENCODINGS, Encoding, encoding_options
+from fairseq_lrpe.encodings.base import check_positions
+from fairseq_lrpe.positions import POSITIONS
+from fairseq_lrpe.utils.errors import UserError, user_errors
+
+
+def check_range(name: str, value: float, minimum: float, maximum: float = inf) -> None:
+    """Raises a UserError if the value of a flag is not from ``minimum`` to ``maximum``."""
+    if not minimum <= value <= maximum:
+        allowed = f"at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
+        raise UserError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")
+
+
+def check_options(cfg, given) -> None:
+    """Raises a UserError if a ``given`` flag is an option of an encoding that is not selected."""
+    for name, cls in ENCODINGS.items():
+        for option in encoding_options(cls):
+            option = option_flag(name, option)
+            if option in given and name != cfg.encoding:
+                raise UserError(
+                    f"--{option.replace('_', '-')} is an option of the encoding {name!r}, but the encoding "
+                    f"is {cfg.encoding!r}: omit it, or pass --encoding {name}, too"
+                )
+
+
+def check_part(cfg, part: str, **shared) -> None:
+    """Raises a UserError if the flags are invalid for the layers of a model's "encoder" or "decoder".
+
+    ``shared`` has further arguments of :class:`Encoding`.
+    """
+    if getattr(cfg, f"{part}_xformers_att_config", None):
+        raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
+    part_flags = part_config(cfg, part)
+    encoding = encoding_from_config(
+        part_flags,
+        embed_dim=getattr(cfg, f"{part}_embed_dim"),
+        num_heads=getattr(cfg, f"{part}_attention_heads"),
+        causal=part == "decoder",
+        layers=max(1, getattr(cfg, f"{part}_layers")),
+        **shared,
+    )
+    if part_flags.randomized_positions:
+        check_range("randomized_positions", part_flags.randomized_positions, 1)
+        check_randomized_positions(cfg, encoding)
+    position = POSITIONS.get(cfg.token_positions)
+    if position and position.every_layer and recomputes_activations(cfg):
+        raise UserError(
+            "--checkpoint-activations and --offload-activations are not supported with the token "
+            f"positions {cfg.token_positions}: omit them"
+        )
+
+
+def check_randomized_positions(cfg, encoding: Encoding) -> None:
+    """Raises a UserError if --randomized-positions would change nothing, or is not supported."""
+    name = encoding.name
+    with user_errors():
+        check_positions(encoding, "--randomized-positions")
+    without = cfg.token_positions in ("none", "convolution", "rnn")
+    if name == "none" and (without or getattr(cfg, "no_token_positional_embeddings", False)):
+        raise UserError(
+            "--randomized-positions would change nothing, because the model has neither an encoding nor "
+            "token positions that use positions: pass --encoding, or --token-positions sinusoidal without "
+            "--no-token-positional-embeddings"
+        )
+    if name == "tupe" and encoding.cls:
+        raise UserError(
+            "with --randomized-positions, the first token is not at position 0, which TUPE treats "
+            "separately: pass --no-tupe-cls"
+        )
+    for other in ("rope-scaling", "checkpoint-activations", "offload-activations", "mask-decoder"):
+        if getattr(cfg, other.replace("-", "_"), False):
+            raise UserError(f"--randomized-positions does not support --{other}: omit one")
