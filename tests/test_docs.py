@@ -21,6 +21,7 @@ from test_dependencies import declared
 from test_wheel import WHEEL
 
 from fairseq_lrpe.cli import main
+from fairseq_lrpe.utils.errors import UserError
 
 NO_DRY_RUN = {"--estimate", "--status", "--cancel", "--launcher"}
 EXAMPLES = {"forget", "lines/own", "glue/wikibook"}
@@ -100,8 +101,8 @@ def check_fairseq(program, *words):
     else:
         try:
             options.parse_args_and_arch(parser, ["scratch" if x == "bert-base-cased" else x for x in words])
-        except SystemExit as error:  # the flags are correct, but the data is not prepared
-            assert str(error).startswith("fairseq_lrpe: data/")
+        except UserError as error:  # the flags are correct, but the data is not prepared
+            assert str(error).startswith("data/")
 
 
 def check_torchrun(*words):

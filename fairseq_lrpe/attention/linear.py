@@ -189,7 +189,7 @@ class LinearAttention(SelfAttention):
         return "auto" if needs_gpu and not self.training else self.backend
 
     def log_decay(self, context: Context, q: Tensor) -> Tensor | None:
-        """Returns the log decay. For a :class:`PositionIndex`, a constant one becomes one of each key."""
+        """Returns the log decay. For a ``PositionIndex``, a constant one becomes one of each key."""
         decay = self.encoding.log_decay(context)
         index = context.q_offset
         if decay is None or not is_constant(decay) or as_positions(index).is_consecutive:

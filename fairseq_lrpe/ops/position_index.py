@@ -77,7 +77,7 @@ class ConsecutivePositions(NamedTuple):
         return torch.arange(length, device=device)
 
     def distance_range(self, queries: int, keys: int, causal: bool) -> tuple[int, int]:
-        """Returns the first and the last distance in the list of a score matrix; see :mod:`.relative`."""
+        """Returns the first and the last distance in the list of a score matrix; see ``ops.relative``."""
         return self.start + queries - 1, -1 if causal else self.start - keys
 
     def with_distances(self) -> int:
@@ -135,7 +135,7 @@ class PositionIndex(NamedTuple):
         return integer_positions(self.key_positions)
 
     def distance_range(self, queries: int, keys: int, causal: bool) -> tuple[int, int]:
-        """Returns the first and the last distance in the list of a score matrix; see :mod:`.relative`."""
+        """Returns the first and the last distance in the list of a score matrix; see ``ops.relative``."""
         return self.max_position, -self.max_position
 
     def distances_of_pairs(self) -> Tensor:

@@ -5,7 +5,8 @@ import unicodedata
 import pytest
 from small_corpora import classified, error_of, run, write_files
 
-from fairseq_lrpe.experiments.inference import classify, metrics
+from fairseq_lrpe.experiments.execution.evaluators.predictions import read_predictions
+from fairseq_lrpe.experiments.inference import classify
 
 ONE = {
     "train.input0.txt": b"a good one\na bad one\n" * 5,
@@ -48,7 +49,7 @@ def test_marks_line_separators_and_hidden_files(tmp_path):
     assert classified(folder, "train") == rows * 5
     labels = [label for _, label in classified(folder, "valid")]
     (tmp_path / "predictions.tsv").write_text(classify.tsv([(label, label) for label in labels]))
-    assert metrics.read_predictions(tmp_path / "predictions.tsv") == (labels, labels)
+    assert read_predictions(tmp_path / "predictions.tsv") == (labels, labels)
 
 
 def test_pairs_and_a_test_set(tmp_path):
