@@ -65,6 +65,7 @@ def test_parts_have_the_settings_of_the_caller(set_threads):
         tiny = torch.full((), torch.finfo(torch.float32).tiny)
         return torch.get_num_threads(), torch.is_grad_enabled(), float(tiny / 2), tiny.is_inference()
 
+    torch.set_flush_denormal(False)  # another test may have called a command of fairseq, which sets it
     denormal = torch.finfo(torch.float32).tiny / 2
     assert run(settings, [0, 1]) == [(1, False, denormal, False)] * 2
     try:
