@@ -27,8 +27,8 @@ class RoPEMixed(RotaryEncoding):
     As in the authors' code (naver-ai/rope-vit, deit/models_v2_rope.py), the initial angles of an image are
     10^(−4m/d) (cos φ, sin φ), m < d/4, with a random φ per head for the first half of the pairs, and φ + π/2
     for the second half. Those of a sequence are RoPE's 10000^(−2t/d). The authors' models have no absolute
-    position embeddings by default (``--token-positions none``), and a class token, which they do not rotate;
-    the models here have none.
+    position embeddings by default, and a class token, which they do not rotate; the models here have no
+    class token.
 
     The authors use softmax attention. The method's linear attention has a LayerNorm instead of a denominator,
     which learned rotations make negative.

@@ -30,20 +30,18 @@ class TUPE(ScoresMixin, Encoding):
     Scaled scores become (x_i W_Q · x_j W_K + p_i U_Q · p_j U_K) / √(2d). p is a learned table of
     ``max_positions`` rows of the model's width E = H·d, followed by a LayerNorm; U_Q and U_K (E, E) have a
     bias. With ``relative_bias``, b_{bucket(i−j)} is added, unscaled as in T5, with 32 buckets up to distance
-    128 (TUPE-R). All layers share one module. Use ``--token-positions none`` with it, so that tokens have no
-    other position embeddings.
+    128 (TUPE-R). All layers share one module. Tokens have no other position embeddings.
 
     With ``cls``, bidirectional attention treats the first token separately, because a token such as ``<s>``
     represents the whole text (Sec. 3.2). Its position score is θ₁ if it is the query, and θ₂ if it is the key
     of another query. As in the authors' code (guolinke/TUPE), θ₁ and θ₂ are the scores of two table rows with
     themselves: of an additional row before position 0, and of the row of position 0. The relative bias of
     the first token is bucket 16, which no distance uses, if it is the query, and an additional bucket if it
-    is the key. Models for translation and images turn ``cls`` off, because they have no such token; do the
-    same (``--no-tupe-cls``) for classifiers that pool over all tokens.
+    is the key. Turn ``cls`` off in models without such a token, as those for translation and images, and in
+    classifiers that pool over all tokens.
 
     For the whole batch, the bias takes O(L²·E) time, and projecting the table rows O(L·E²); a decoding step
-    takes O(L·E·H) time. The authors' model also normalizes the embeddings; use ``--layernorm-embedding`` in
-    the model families that have this flag.
+    takes O(L·E·H) time. The authors' model also normalizes the embeddings of the tokens.
 
     Raises:
         ValueError: for a position beyond the table.
