@@ -43,10 +43,14 @@ LENGTHS += [(SoftmaxAttention, name) for name in ENCODINGS if name != "gla"]  # 
 @pytest.mark.parametrize("cls, name", LENGTHS, ids=lambda x: x if isinstance(x, str) else x.__name__)
 @torch.no_grad()
 def test_changing_lengths_are_one_graph(cls, name):
-    """The second length is compiled for all lengths, of several chunks and of one."""
+    """The second length is compiled for all lengths, of several chunks and of one.
+
+    Denominators of noise and of learned rotations can be close to 0, so that outputs reach 10⁷.
+    """
     torch._dynamo.reset()
+    torch.manual_seed(0)
     module = cls(32, 4, name, causal=True, layer=1, layers=4, max_positions=128).double().eval()
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     for length in (70, 71, 30):
         x = torch.randn(2, length, 32, dtype=torch.double)
-        torch.testing.assert_close(compiled(x), module(x), rtol=0, atol=1e-12)
+        torch.testing.assert_close(compiled(x), module(x), rtol=1e-12, atol=1e-12)
