@@ -80,13 +80,19 @@ class _SharedConfig(FairseqDataclass):
     )
 
 
+def _encoding_flags():
+    """Returns (name, type, field) of the flag of each option of each encoding."""
+    flags = []
+    for name, cls in ENCODINGS.items():
+        for option, default in encoding_options(cls).items():
+            field_of_option = flag(default, cls.option_help[option])
+            flags.append((option_flag(name, option), type(default), field_of_option))
+    return flags
+
+
 PositionConfig = make_dataclass(
     "PositionConfig",
-    [
-        (option_flag(name, option), type(default), flag(default, cls.option_help[option]))
-        for name, cls in ENCODINGS.items()
-        for option, default in encoding_options(cls).items()
-    ],
+    _encoding_flags(),
     bases=(_SharedConfig,),
     namespace={"__doc__": "Flags of attention and positions, with --<encoding>-<option> for each option."},
 )

@@ -142,19 +142,20 @@ class LinearAttention(SelfAttention):
             o = self.split_heads(self.norm(self.merge_heads(o)))
         return o, state
 
-    # Decays are computed after the encoding's forward pass, in which FSDP gathers its parameters.
-
     def _attend_with_sums(self, q, k, v, normalize, call, state):
         """Returns the output and the new state if ``state`` has sums over all earlier keys, or is None."""
         if state is not None:
-            state = LinearState(*(select_rows(x, call.order) for x in state))
+            kv, k_sum = state
+            state = LinearState(select_rows(kv, call.order), select_rows(k_sum, call.order))
+        # The decay follows the encoding's forward pass, in which FSDP gathers its parameters.
+        log_decay = self.log_decay(call.context, q)
         result = linear_attention(
             q,
             k,
             v,
             causal=self.causal,
             normalize=normalize,
-            log_decay=self.log_decay(call.context, q),
+            log_decay=log_decay,
             key_padding_mask=call.context.key_padding_mask,
             state=state,
             return_state=call.return_state,

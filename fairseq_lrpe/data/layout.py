@@ -21,7 +21,10 @@ PREPARATION = "preparation.json"  # tokenization settings of data for translatio
 
 
 def binarized(names: Iterable[str]) -> list[str]:
-    return [f"{name}{end}" for name in names for end in SUFFIXES]
+    files = []
+    for name in names:
+        files += [name + suffix for suffix in SUFFIXES]
+    return files
 
 
 def text(splits: Iterable[str]) -> list[str]:

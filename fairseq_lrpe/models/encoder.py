@@ -9,9 +9,16 @@ from fairseq_lrpe.fairseq_ext.host_copies import on_both, on_host
 from fairseq_lrpe.models.layer_stacks import EncoderStack, padding_mask
 from fairseq_lrpe.models.layers import CustomAttentionLayer, CustomLayers
 
-COPIED_WEIGHTS = [
-    f"{layer}_{kind}" for layer in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")
-]
+COPIED_WEIGHTS = (
+    "in_proj_weight",
+    "in_proj_bias",
+    "out_proj_weight",
+    "out_proj_bias",
+    "fc1_weight",
+    "fc1_bias",
+    "fc2_weight",
+    "fc2_bias",
+)
 """Parameters of an encoder layer of fairseq 0.12.2 that are copies of others."""
 
 
