@@ -16,6 +16,7 @@ from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding
 from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS
+from fairseq_lrpe.ops.feature_maps import check_divisor
 from fairseq_lrpe.ops.rope_scaling import SCALINGS, RopeScaling
 from fairseq_lrpe.positions import POSITIONS
 from fairseq_lrpe.utils.errors import UserError, user_errors
@@ -49,10 +50,14 @@ class _SharedConfig(FairseqDataclass):
     linear_norm: str = flag(
         "denominator",
         "normalization of linear attention: division by the sum of the weights (denominator) or by that of "
-        "the unencoded q and k, including a decay (content), or a LayerNorm instead (layernorm)",
+        "the unencoded q and k, including a decay (content), or instead a LayerNorm (layernorm) or an "
+        "RMSNorm of each head (rmsnorm)",
     )
     feature_map: str = flag(
         "elu", f"feature map of linear attention: {', '.join(FEATURE_MAPS)} (elu is 1 + elu(x))"
+    )
+    scale_queries: bool = flag(
+        False, "divide the queries of linear attention by the square root of the head dimension"
     )
     linear_backend: str = flag(
         "auto",
@@ -199,6 +204,8 @@ def method_flags(cfg) -> dict:
     placement = {name: getattr(cfg, name) for name in PLACEMENT_FLAGS if has_flag(cfg, name)}
     if "linear" in (cfg.attention, *placement.values()):
         names |= {"linear_norm", "feature_map"}
+        if getattr(cfg, "scale_queries", False):  # not stored in checkpoints of models without it
+            names.add("scale_queries")
     if getattr(cfg, "mask_decoder", False):  # not stored in checkpoints of models without it
         placement["mask_decoder"] = True
     if count := getattr(cfg, "randomized_positions", 0):  # likewise
@@ -225,6 +232,9 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
             "use softmax attention (--attention softmax, and in a translation model's decoder "
             f"--decoder-attention softmax), or one of the encodings {', '.join(decomposable)}"
         )
+    if cfg.attention == "linear":
+        with user_errors():
+            check_divisor(cfg.feature_map, cfg.linear_norm)
     if num_heads < 1 or embed_dim % num_heads:
         raise UserError(
             f"the number of attention heads must divide the embedding dimension {embed_dim} and be positive, "

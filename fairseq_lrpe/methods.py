@@ -9,7 +9,7 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices
 
 ATTENTIONS = ("linear", "softmax")
-LINEAR_NORMS = ("denominator", "layernorm", "content")
+LINEAR_NORMS = ("denominator", "layernorm", "content", "rmsnorm")
 LINEAR_BACKENDS = ("auto", "chunk", "fla", "triton")
 
 
@@ -53,6 +53,7 @@ _ALL = "Tables 2-4, 8 and 9"
 _LFHC = "LFHC and GCDF, Qu et al. 2021"
 _THETA = {"learn_theta": True}
 _VECTOR = {"learn_householder": True}
+_OPEN = 5.0  # initial bias of forget gates, as x-transformers (lucidrains) proposes: they start at 0.993
 
 METHODS = {
     "base": Method({}, f"{_TMLR}, Tables 1-4 and 6 'Base'; {_ICLR}, {_ALL} 'Base'"),
@@ -120,6 +121,14 @@ METHODS = {
     "fox": Method({"encoding": "fox"}, "Forgetting Transformer, Lin et al. 2025"),
     "fox_rope": Method({"encoding": "fox_rope"}, "Forgetting Transformer with RoPE, Lin et al. 2025"),
     "cable": Method({"encoding": "fox", "fox_no_bias": True}, "CABLE, Veisi et al. 2025"),
+    "fox_open": Method({"encoding": "fox", "fox_bias": _OPEN}, "Forgetting Transformer, with open gates"),
+    "fox_rope_open": Method(
+        {"encoding": "fox_rope", "fox_rope_bias": _OPEN}, "Forgetting Transformer with RoPE and open gates"
+    ),
+    "path_fox_open": Method({"encoding": "path_fox", "path_fox_bias": _OPEN}, "PaTH-FoX, with open gates"),
+    "cable_open": Method(
+        {"encoding": "fox", "fox_no_bias": True, "fox_bias": _OPEN}, "CABLE, with open gates"
+    ),
     "gla": Method({"encoding": "gla", **_LAYERNORM}, "GLA, Yang et al. 2024"),
     "selective_rope": Method(
         {"encoding": "selective_rope", **_LAYERNORM}, "Selective RoPE, Movahedi et al. 2025"
@@ -127,6 +136,10 @@ METHODS = {
     "selective_rope_fox": Method(
         {"encoding": "selective_rope_fox", **_LAYERNORM},
         "Selective RoPE with a forget gate, Movahedi et al. 2025",
+    ),
+    "selective_rope_fox_open": Method(
+        {"encoding": "selective_rope_fox", "selective_rope_fox_bias": _OPEN, **_LAYERNORM},
+        "Selective RoPE with a forget gate, with open gates",
     ),
     "cosformer": Method({"encoding": "cosformer", "feature_map": "relu"}, "Qin et al. 2022"),
     "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),

@@ -260,6 +260,7 @@ def build_attention(
             encoding,
             linear_norm=cfg.linear_norm,
             feature_map=cfg.feature_map,
+            scale_queries=cfg.scale_queries,
             backend=cfg.linear_backend,
         )
     return FairseqSoftmaxAttention(encoding, dropout=dropout)

@@ -17,6 +17,7 @@ from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.ops.autograd import recompute
 from fairseq_lrpe.ops.decay import decay_of_keys, is_constant, prepared_log_decay
+from fairseq_lrpe.ops.feature_maps import check_divisor
 from fairseq_lrpe.ops.linear.chunk import attend_last
 from fairseq_lrpe.ops.linear.state import LinearState
 from fairseq_lrpe.ops.position_index import as_positions
@@ -28,6 +29,9 @@ _MIN_CHECKPOINT_KEYS = 1024
 
 _EPS = 1e-6
 """Lower bound of denominators."""
+
+_RMS_EPS = 1e-5
+"""ε of the RMSNorm of each head, as in flash-linear-attention's layers."""
 
 MAX_FLOAT16_OUTPUT = 2.0**10
 """Largest output of a float16 model, far below 2^16 so that the output projection's sums do not overflow."""
@@ -52,10 +56,9 @@ class _Call(NamedTuple):
 class LinearAttention(SelfAttention):
     """Linear self-attention with a positional encoding (LRPE TMLR Eqs. 3 and 13).
 
-    Queries and keys are mapped by the feature map ϕ and then encoded. They are not scaled by 1/√d, and there
-    is no attention dropout. The state for decoding consists of running sums, whose size is constant. If
-    all positions are decoded one at a time, it consists of keys and values as long as they have at most twice
-    as many elements as the sums.
+    Queries and keys are mapped by the feature map ϕ and then encoded. There is no attention dropout. The
+    state for decoding consists of running sums, whose size is constant. If all positions are decoded one at a
+    time, it consists of keys and values as long as they have at most twice as many elements as the sums.
 
     Args:
         embed_dim: embedding dimension E.
@@ -65,15 +68,18 @@ class LinearAttention(SelfAttention):
         linear_norm: "denominator" divides outputs by the sum of the weights; "content" divides by the sum of
             the weights of q and k that are not encoded, with the encoding's decay if it has one, which is
             never negative (RoFormer Eq. 19); "layernorm" does not divide, but applies a LayerNorm(E) to the
-            concatenated heads.
-        feature_map: a name in ``FEATURE_MAPS``.
+            concatenated heads; "rmsnorm" applies an RMSNorm(E / H) to each head instead, whose weight the
+            heads share, as in GLA, DeltaNet and their successors.
+        feature_map: a name in ``FEATURE_MAPS``. Those with negative values need "layernorm" or "rmsnorm".
+        scale_queries: whether to divide ϕ(q) by √d, as GLA and DeltaNet do. After a division or a norm, it
+            makes a difference only through their ε.
         backend: backend of :func:`fairseq_lrpe.ops.linear_attention`. In evaluation mode, "fla" and "triton"
             are replaced by "auto", so that models trained with the GPU kernels can be used without them.
         **options: see :class:`SelfAttention`.
 
     Raises:
-        ValueError: if the encoding is not decomposable, for an unknown norm, feature map or backend, and as
-            :class:`SelfAttention` does.
+        ValueError: if the encoding is not decomposable, for an unknown norm, feature map or backend, for a
+            feature map with negative values and a denominator, and as :class:`SelfAttention` does.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class LinearAttention(SelfAttention):
         causal: bool | None = None,
         linear_norm: str = "denominator",
         feature_map: str = "elu",
+        scale_queries: bool = False,
         backend: str = "auto",
         **options,
     ):
@@ -98,10 +105,16 @@ class LinearAttention(SelfAttention):
         check_choice("linear norm", linear_norm, LINEAR_NORMS)
         check_choice("feature map", feature_map, FEATURE_MAPS)
         check_choice("linear backend", backend, LINEAR_BACKENDS)
+        check_divisor(feature_map, linear_norm)
         self.linear_norm = linear_norm
         self.feature_map = FEATURE_MAPS[feature_map]
+        self.scale_queries = scale_queries
         self.backend = backend
-        self.norm = _InputDtypeLayerNorm(embed_dim) if linear_norm == "layernorm" else None
+        self.norm = None
+        if linear_norm == "layernorm":
+            self.norm = _InputDtypeLayerNorm(embed_dim)
+        elif linear_norm == "rmsnorm":
+            self.norm = _InputDtypeRMSNorm(self.head_dim, eps=_RMS_EPS)
         # Recomputing the encoding includes recomputing attention, which is cheap only if it is not causal.
         self._recompute_encoding = not encoding.causal and overrides(encoding, "forward")
 
@@ -115,6 +128,8 @@ class LinearAttention(SelfAttention):
         call = _Call(context, past["order"], starts_with_one_token, return_state)
         q = self.feature_map(q)
         k = self.feature_map(k)
+        if self.scale_queries:
+            q = q * self.head_dim**-0.5
 
         encode_and_attend = self._encode_and_attend
         if self._recompute_encoding and k.size(2) > _MIN_CHECKPOINT_KEYS and k.requires_grad:
@@ -138,8 +153,10 @@ class LinearAttention(SelfAttention):
         attend = self._attend_with_keys if keeps_keys else self._attend_with_sums
         o, state = attend(q, k, v, self.linear_norm == "denominator", call, state)
         o = decode_output(self.encoding, o, call.context)
-        if self.norm is not None:
+        if self.linear_norm == "layernorm":
             o = self.split_heads(self.norm(self.merge_heads(o)))
+        elif self.linear_norm == "rmsnorm":
+            o = self.norm(o)
         return o, state
 
     def _attend_with_sums(self, q, k, v, normalize, call, state):
@@ -234,3 +251,10 @@ class _InputDtypeLayerNorm(nn.LayerNorm):
         weight = self.weight.to(x.dtype)
         bias = self.bias.to(x.dtype)
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
+class _InputDtypeRMSNorm(nn.RMSNorm):
+    """RMSNorm in the dtype of its input, likewise."""
+
+    def forward(self, x):
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)

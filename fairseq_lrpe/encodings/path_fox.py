@@ -8,19 +8,19 @@ from torch import Tensor
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.decay_scores import decay_bias, prepare_decay
-from fairseq_lrpe.encodings.fox import ForgetGate
+from fairseq_lrpe.encodings.fox import BIAS_HELP, ForgetGate
 from fairseq_lrpe.encodings.path import PaTH
 
 
-@register_encoding("path_fox")
+@register_encoding("path_fox", bias=BIAS_HELP)
 class PaTHFoX(ForgetGate, PaTH):
     """PaTH with FoX's forget gate: adds Σ_{l=j+1..i} log f_l to the scores of PaTH (Yang et al. 2025)."""
 
     decomposable = False
     left_context = PaTH.left_context
 
-    def __init__(self, **shared):
-        super().__init__(**shared)
+    def __init__(self, *, bias: float = 0.0, **shared):
+        super().__init__(bias=bias, **shared)
 
     def input_features(self, x: Tensor) -> Tensor:
         """Returns √β_s w_s and log f (B, H, n, d + 1)."""

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.encodings.context import START, Context
-from fairseq_lrpe.encodings.fox import ForgetGate
+from fairseq_lrpe.encodings.fox import BIAS_HELP, NO_BIAS_HELP, ForgetGate
 from fairseq_lrpe.encodings.mixins import InputsMixin
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
@@ -78,14 +78,14 @@ def _temperatures(count, device):
     return BASE ** (-torch.arange(count, **float64_options(device)) / count)
 
 
-@register_encoding("selective_rope_fox", gate=_GATE_HELP, no_bias="use a forget gate without bias")
+@register_encoding("selective_rope_fox", gate=_GATE_HELP, no_bias=NO_BIAS_HELP, bias=BIAS_HELP)
 class SelectiveRoPEFoX(ForgetGate, SelectiveRoPE):
     """Selective RoPE with FoX's forget gate: both rotation and decay depend on the input."""
 
     left_context = SelectiveRoPE.left_context
 
-    def __init__(self, *, gate: bool = False, no_bias: bool = False, **shared):
-        super().__init__(gate=gate, no_bias=no_bias, **shared)
+    def __init__(self, *, gate: bool = False, no_bias: bool = False, bias: float = 0.0, **shared):
+        super().__init__(gate=gate, no_bias=no_bias, bias=bias, **shared)
 
     def input_features(self, x: Tensor) -> Tensor:
         """Returns φ and log f (B, H, n, d/2 + 1)."""

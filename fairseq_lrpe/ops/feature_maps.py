@@ -1,4 +1,6 @@
-"""Kernel feature maps ϕ of linear attention, which are elementwise and non-negative."""
+"""Feature maps ϕ of linear attention, which keep the number of features."""
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +38,29 @@ def _elu(x):
     return apply(_Elu, x) if x.requires_grad else _one_plus_elu(x)
 
 
+def _identity(x):
+    return x
+
+
 FEATURE_MAPS = {
     "elu": _elu,  # Katharopoulos et al. 2020, Eq. 7
     "relu": F.relu,  # cosFormer, Qin et al. 2022
     "softplus": F.softplus,
     "sigmoid": torch.sigmoid,
+    "softmax": partial(
+        F.softmax, dim=-1
+    ),  # Hedgehog's normalization (Zhang et al. 2024), without its layer and negative half
+    "silu": F.silu,  # Lightning Attention, Qin et al. 2024; DeltaNet, Yang et al. 2024
+    "identity": _identity,  # GLA, Yang et al. 2024
 }
+SIGNED_FEATURE_MAPS = ("silu", "identity")
+"""Feature maps with negative values, for which the sum of the weights can be 0."""
+
+
+def check_divisor(feature_map: str, linear_norm: str) -> None:
+    """Raises a ValueError if ``linear_norm`` divides by a sum of weights that can be 0."""
+    if feature_map in SIGNED_FEATURE_MAPS and linear_norm in ("denominator", "content"):
+        raise ValueError(
+            f"the feature map {feature_map!r} has negative values, so that the sum of the weights can be 0: "
+            f"use the linear norm layernorm or rmsnorm instead of {linear_norm}"
+        )

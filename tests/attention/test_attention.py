@@ -42,8 +42,8 @@ def build(attention, name, causal=True, dtype=torch.float64, d=D, **kwargs):
     return module.to(dtype)
 
 
-def linear(name, causal, norm, feature_map="elu"):
-    return "linear", name, causal, {"linear_norm": norm, "feature_map": feature_map}
+def linear(name, causal, norm, feature_map="elu", **options):
+    return "linear", name, causal, {"linear_norm": norm, "feature_map": feature_map, **options}
 
 
 KINDS = [  # attention, encoding, causal, options
@@ -69,10 +69,15 @@ KINDS = [  # attention, encoding, causal, options
     linear("alibi", True, "content"),
     linear("roper", False, "denominator"),
     linear("roper", True, "layernorm"),
+    linear("roper", True, "rmsnorm"),
+    linear("rope", False, "rmsnorm", "identity"),
+    linear("type1", True, "rmsnorm", "silu", scale_queries=True),
+    linear("alibi", True, "layernorm", "identity", scale_queries=True),
+    linear("none", False, "denominator", "softmax", scale_queries=True),
 ]
 
 
-def definition(module, x, padding=None, linear_norm=None, feature_map="elu"):
+def definition(module, x, padding=None, linear_norm=None, feature_map="elu", scale_queries=False):
     encoding, length = module.encoding, len(x)
     q, k, v = (
         (x @ p.weight.T + p.bias).unflatten(-1, (H, D)).permute(1, 2, 0, 3)
@@ -85,6 +90,7 @@ def definition(module, x, padding=None, linear_norm=None, feature_map="elu"):
         weights = softmax_scores(encoding, *encoding(q, k)).masked_fill(hidden, -torch.inf).exp()
     else:
         q, k = FEATURE_MAPS[feature_map](q), FEATURE_MAPS[feature_map](k)
+        q = q / D**0.5 if scale_queries else q
         decay = encoding.log_decay()
         decay = 1 if decay is None else torch.exp(decay[:, None, None] * distance)
         plain, (q, k) = decay * (q @ k.mT), encoding(q, k)
@@ -94,7 +100,10 @@ def definition(module, x, padding=None, linear_norm=None, feature_map="elu"):
         o = o / weights.sum(-1, keepdim=True).clamp(min=1e-6 if linear_norm else 0)
     elif linear_norm == "content":
         o = o / plain.masked_fill(hidden, 0.0).sum(-1, keepdim=True).clamp(min=1e-6)
-    rows = decode_output(encoding, o).permute(2, 0, 1, 3).flatten(2)
+    o = decode_output(encoding, o)
+    if linear_norm == "rmsnorm":
+        o = o / torch.sqrt((o**2).mean(-1, keepdim=True) + 1e-5) * module.norm.weight
+    rows = o.permute(2, 0, 1, 3).flatten(2)
     if linear_norm == "layernorm":
         rows = rows - rows.mean(-1, keepdim=True)
         rows = rows / torch.sqrt((rows**2).mean(-1, keepdim=True) + 1e-5)
@@ -209,8 +218,10 @@ def test_build_attention_from_flags():
 
 @pytest.mark.parametrize("flags, message", [
     ({"attention": "quick"}, "'quick'.*linear, softmax"),
-    ({"linear_norm": "batch"}, "'batch'.*denominator, layernorm, content"),
+    ({"linear_norm": "batch"}, "'batch'.*denominator, layernorm, content, rmsnorm"),
     ({"feature_map": "tanh"}, "'tanh'.*elu, relu"),
+    ({"feature_map": "identity"}, "'identity' has negative values.*use the linear norm layernorm or rmsnorm"),
+    ({"feature_map": "silu", "linear_norm": "content"}, "'silu' has negative values.*instead of content"),
 ])  # fmt: skip
 def test_invalid_flags_are_rejected(flags, message):
     with pytest.raises(ValueError, match=message):

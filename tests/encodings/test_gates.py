@@ -15,7 +15,8 @@ E = H * D
 CASES = [
     ("fox", {}),
     ("fox", {"no_bias": True}),
-    ("fox_rope", {}),
+    ("fox", {"no_bias": True, "bias": 5.0}),
+    ("fox_rope", {"bias": 5.0}),
     ("gla", {}),
     ("selective_rope", {}),
     ("selective_rope", {"gate": True}),
@@ -34,14 +35,17 @@ def log_sigmoid(x):
     return -torch.log1p(torch.exp(-x))
 
 
-def decays(encoding, x):
-    """Returns the logarithms (n, H, D) of the decay of each feature at each position of x (n, E)."""
+def decays(encoding, x, constant=0.0):
+    """Returns the logarithms (n, H, D) of the decay of each feature at each position of x (n, E).
+
+    ``constant`` is the bias of forget gates whose bias is not learned.
+    """
     if encoding.name == "gla":
         rows = [log_sigmoid(linear(encoding.w_out, encoding.w_in.weight @ y)) / 16 for y in x]
         return torch.stack(rows).view(-1, H, D)
     if encoding.name in ("selective_rope", "path"):
         return x.new_zeros(len(x), H, D)
-    rows = [log_sigmoid(linear(encoding.gate, y)) for y in x]
+    rows = [log_sigmoid(linear(encoding.gate, y) + constant) for y in x]
     return torch.stack(rows)[..., None].expand(-1, H, D)
 
 
@@ -74,13 +78,13 @@ def reflected(encoding, x, k, h, j, i):
     return k
 
 
-def definition(module, x, window=99):
+def definition(module, x, window=99, constant=0.0):
     """Computes attention of a sentence (n, E)."""
     encoding, softmax = module.encoding, isinstance(module, SoftmaxAttention)
     q, k, v = (p(x).unflatten(-1, (H, D)) for p in (module.q_proj, module.k_proj, module.v_proj))
     if not softmax:
         q, k = module.feature_map(q), module.feature_map(k)
-    log_decay, angle, rows = decays(encoding, x), angles(encoding, x), []
+    log_decay, angle, rows = decays(encoding, x, constant), angles(encoding, x), []
     for i in range(len(x)):
         heads = []
         for h in range(H):
@@ -115,7 +119,8 @@ def test_attention_and_gradients_match_definition(monkeypatch, attention, name, 
     padding[1, :2] = padding[1, 9:] = True
     out = module(x, key_padding_mask=padding)
     leaves, relative = [x, *module.parameters()], name != "fox_rope"
-    expected = definition(module, x[0]), definition(module, x[1, 2:9] if relative else x[1])
+    own = {"constant": options["bias"]} if "no_bias" in options and "bias" in options else {}
+    expected = definition(module, x[0], **own), definition(module, x[1, 2:9] if relative else x[1], **own)
     found = out[0], out[1, 2:9] if relative else module(x[1:])[0]
     assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-10)
 
@@ -238,3 +243,26 @@ def test_sizes_of_reflections():
         module.encoding.beta.bias.fill_(-200.0)
     gradients = torch.autograd.grad(module(randn(2, 9, E).float()).sum(), [*module.parameters()])
     assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("name", ["fox", "fox_rope", "path_fox", "selective_rope_fox"])
+@pytest.mark.parametrize("options", [{}, {"bias": 5.0}, {"bias": -1.5}], ids=str)
+def test_initial_gates(name, options):
+    """Where the inputs are 0, all gates start at σ(bias)."""
+    encoding = ENCODINGS[name](num_heads=H, head_dim=D, causal=True, **options).double()
+    gates = encoding.input_features(torch.zeros(1, encoding.left_context + 7, E, dtype=torch.float64))
+    expected = torch.tensor(options.get("bias", 0.0), dtype=torch.float64).sigmoid()
+    assert_same(gates[..., -1].exp(), expected.expand(1, H, 7))
+
+
+def test_a_constant_bias_is_not_trained():
+    encoding = ENCODINGS["fox"](num_heads=H, head_dim=D, causal=True, no_bias=True, bias=5.0).double()
+    assert [name for name, _ in encoding.named_parameters()] == ["gate.weight"]
+    gates = encoding.input_features(torch.zeros(1, 7, E, dtype=torch.float64))
+    assert_same(gates.exp(), torch.full((1, H, 7, 1), 1 / (1 + math.exp(-5)), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("bias", [math.inf, math.nan])
+def test_biases_that_are_not_finite_are_refused(bias):
+    with pytest.raises(ValueError, match="needs a finite bias of its forget gate, not"):
+        ENCODINGS["fox"](num_heads=H, head_dim=D, causal=True, bias=bias)

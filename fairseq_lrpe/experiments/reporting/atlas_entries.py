@@ -116,8 +116,8 @@ def _module(encoding, flags, width, heads):
     """Returns an attention module for evaluation."""
     if flags.attention == "softmax":
         return SoftmaxAttention(width, heads, encoding).eval()
-    norms = {"linear_norm": flags.linear_norm, "feature_map": flags.feature_map}
-    return LinearAttention(width, heads, encoding, **norms).eval()
+    options = {name: getattr(flags, name) for name in ("linear_norm", "feature_map", "scale_queries")}
+    return LinearAttention(width, heads, encoding, **options).eval()
 
 
 def _method_entry(name, modules):

@@ -14,6 +14,7 @@ NORMS = {
     "denominator": "Divides by the sum of the weights.",
     "content": "Divides by the sum of the weights of the unencoded q and k, including a decay.",
     "layernorm": "Applies a LayerNorm instead of dividing by the sum of the weights.",
+    "rmsnorm": "Applies an RMSNorm to each head instead of dividing by the sum of the weights.",
 }
 
 
