@@ -47,6 +47,9 @@ def _lrpe(core, rotation, source, **learned):
     return Method({**flags, **{f"lrpe_{option}": True for option in learned}}, source)
 
 
+# The published layers of gated linear attention.
+_WITHOUT_FEATURE_MAP = {"feature_map": "identity", "linear_norm": "rmsnorm", "scale_queries": True}
+
 _TMLR = "LRPE, TMLR 2023"
 _ICLR = "LRPE, ICLR 2022 submission"
 _ALL = "Tables 2-4, 8 and 9"
@@ -109,6 +112,20 @@ METHODS = {
         {"encoding": "liere", "liere_block_size": 8, **_LAYERNORM},
         "LieRE with blocks of 8 features, Ostmeier et al. 2025",
     ),
+    "axial_rope": Method({"encoding": "axial_rope"}, "axial RoPE, Heo et al. 2024"),
+    "pope": Method(
+        {"encoding": "pope", "feature_map": "identity", **_LAYERNORM}, "PoPE, Gopalakrishnan et al. 2025"
+    ),
+    "string": Method(
+        {
+            "encoding": "lrpe",
+            "lrpe_core": "orthogonal",
+            "lrpe_rotation": "cayley",
+            "lrpe_learn_theta": True,
+            **_LAYERNORM,
+        },
+        "Cayley-STRING, Schenck et al. 2025; ComRoPE, Yu et al. 2025, in sequences",
+    ),
     "alibi": Method({"encoding": "alibi"}, "Press et al. 2022"),
     "xpos": Method({"encoding": "xpos"}, "xPos, Sun et al. 2022, Algorithm 1"),
     "xpos_512": Method({"encoding": "xpos", "xpos_scale_base": 512}, "xPos, as in its public code"),
@@ -130,8 +147,27 @@ METHODS = {
         {"encoding": "fox", "fox_no_bias": True, "fox_bias": _OPEN}, "CABLE, with open gates"
     ),
     "gla": Method({"encoding": "gla", **_LAYERNORM}, "GLA, Yang et al. 2024"),
+    "gla_published": Method(
+        {"encoding": "gla", "gla_init_std": 0.02, **_WITHOUT_FEATURE_MAP},
+        "GLA as in flash-linear-attention, without its output gate",
+    ),
+    "wall": Method({"encoding": "wall", **_WITHOUT_FEATURE_MAP}, "wall attention, Averbuch and Pai 2026"),
     "selective_rope": Method(
         {"encoding": "selective_rope", **_LAYERNORM}, "Selective RoPE, Movahedi et al. 2025"
+    ),
+    "selective_rope_published": Method(
+        {
+            "encoding": "selective_rope",
+            "selective_rope_rank": 32,
+            "selective_rope_init_std": 0.02,
+            "selective_rope_normalize_heads": True,
+            **_WITHOUT_FEATURE_MAP,
+        },
+        "Selective RoPE with the settings of its public code, Movahedi et al. 2025",
+    ),
+    "selective_rope_gla": Method(
+        {"encoding": "selective_rope_gla", **_WITHOUT_FEATURE_MAP},
+        "Selective RoPE with GLA's gates, Movahedi et al. 2025",
     ),
     "selective_rope_fox": Method(
         {"encoding": "selective_rope_fox", **_LAYERNORM},

@@ -89,7 +89,8 @@ def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
         problem = "the model has no encoding"
         if other:
             problem = f"{other[0].name} has no rotation angles that can be scaled"
-        names = sorted(name for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding))
+        rotating = [name for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding)]
+        names = sorted(name for name in rotating if ENCODINGS[name].scalable is not False)
         raise ValueError(
             f"{problem}: for rope scaling, use one of {', '.join(names)} in sequences, except lrpe's "
             "permutation core"

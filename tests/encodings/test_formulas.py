@@ -205,6 +205,20 @@ def p_rope(encoding, q, k, i, j, h):
     return (rotated(q, kept * rope_angles(i)) * rotated(k, kept * rope_angles(j))).sum(-1), 0
 
 
+def pope(encoding, q, k, i, j, h):
+    """Gopalakrishnan et al. 2025, as in lucidrains/PoPE-pytorch: the phases of keys have a learned part."""
+    theta = 10000 ** (-torch.arange(D, dtype=torch.float64) / D)
+    delta = encoding.delta[h].clamp(-2 * math.pi, 0)
+    magnitudes = torch.log(1 + torch.exp(q)) * torch.log(1 + torch.exp(k))
+    return (magnitudes * torch.cos((j - i) * theta + delta)).sum(-1), 0
+
+
+def axial_rope(encoding, q, k, i, j, h):
+    """RoPE with the base 100 in a sequence."""
+    angles = encoding.base ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+    return (rotated(q, i * angles) * rotated(k, j * angles)).sum(-1), 0
+
+
 def fope(encoding, q, k, i, j, h):
     """Hua et al. 2025, Eq. 13, for the real and the imaginary part."""
     kept = rope_angles(1) >= 2 * math.pi / encoding.length.item()
@@ -286,7 +300,7 @@ PRODUCTS = {
     f.__name__: f
     for f in (none, rope, p_rope, fope, cosformer, per, spe, conv_spe, alibi, retnet, xpos, lrpe_decay)
 }
-PRODUCTS |= {"roper": rope, "rope_values": rope}
+PRODUCTS |= {"roper": rope, "rope_values": rope, "pope": pope, "axial_rope": axial_rope}
 
 CASES = [  # (encoding, options, parameters to set), with and without clipped distances
     ("t5", {}, {}),
@@ -320,6 +334,9 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     ("p_rope", {"p": 1.0}, {}),
     ("fope", {"max_positions": 512}, {}),  # one of two frequencies is 0
     ("fope", {"length": 1024, "sigma": 0.9}, {}),
+    ("pope", {}, {}),
+    ("axial_rope", {}, {}),
+    ("axial_rope", {"base": 7.5}, {}),
     ("roper", {}, {}),
     ("rope_values", {}, {}),
     ("cosformer", {"max_positions": 40}, {}),
