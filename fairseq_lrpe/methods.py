@@ -133,6 +133,10 @@ METHODS = {
     "lrpe_decay": Method({"encoding": "lrpe_decay", **_LAYERNORM}, "TransNormerLLM, Qin et al. 2023"),
     "cope": Method({"encoding": "cope"}, "CoPE, Golovneva et al. 2024"),
     "stick_breaking": Method({"encoding": "stick_breaking"}, "Tan et al. 2025"),
+    "stick_breaking_norm": Method(
+        {"encoding": "stick_breaking_norm"},
+        "Tan et al. 2025, with the normalized heads of the trained models",
+    ),
     "path": Method({"encoding": "path"}, "PaTH, Yang et al. 2025"),
     "path_fox": Method({"encoding": "path_fox"}, "PaTH-FoX, Yang et al. 2025"),
     "fox": Method({"encoding": "fox"}, "Forgetting Transformer, Lin et al. 2025"),

@@ -86,6 +86,8 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
     ("tupe", {"max_positions": 9, "relative_bias": True}, {**TABLE, "buckets.weight": (32, H)}),
     ("cope", {}, {"embeddings": (64, D)}),
     ("stick_breaking", {}, {}),
+    ("stick_breaking_norm", {}, {"norm.weight": (E,), "norm.bias": (E,)}),
+    ("log_scale", {}, {}),
     ("path", {}, {**PATH, "beta.weight": (H, E), "beta.bias": (H,)}),
     ("path_fox", {}, {**PATH, "beta.weight": (H, E), "beta.bias": (H,), **GATE}),
     ("fox", {}, GATE),
