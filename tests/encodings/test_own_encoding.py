@@ -76,6 +76,15 @@ class IgnoresOffsets(RoPE):
         return super().forward(q, k)
 
 
+class SquareRoots(RoPE):
+    """Rotates by angles that are proportional to the square root of the position."""
+
+    def position_table(self, x, offset):
+        positions = offset + torch.arange(x.size(-2), dtype=torch.float64)
+        angles = positions[:, None].sqrt() * torch.ones(self.pairs, dtype=torch.float64)
+        return torch.polar(torch.ones_like(angles), angles)
+
+
 class QuadraticMemory(Encoding):
     """Computes an unneeded matrix of all pairs."""
 
@@ -93,8 +102,9 @@ def check_left_padding(case):
     (NaiveXPos, test_contract.test_linear_attention_over_100_000_tokens),
     (Absolute, check_left_padding),
     (Absolute, test_contract.test_far_positions_in_float32),
+    (SquareRoots, test_contract.test_shifted_keys_and_values),
     (IgnoresOffsets, test_contract.test_incremental_decoding_matches_full_sequence),
-    (QuadraticMemory, test_contract.test_memory),
+    (QuadraticMemory, test_contract.test_largest_tensor),
 ])  # fmt: skip
 def test_broken_encodings_fail_the_contract(cls, test, monkeypatch):
     monkeypatch.setitem(ENCODINGS, "own", cls)
