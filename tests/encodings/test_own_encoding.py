@@ -13,6 +13,9 @@ from test_contract import Case
 from fairseq_lrpe.encodings import ENCODINGS, START, Encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
+SHOWN = ("forget", "distance", "turn")
+"""The encodings in README.md and CONTRIBUTING.md."""
+
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
@@ -20,7 +23,7 @@ def extended(tmp_path_factory):
     for part in ("fairseq_lrpe", "tests"):
         shutil.copytree(REPOSITORY / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", folder)
-    for name in ("forget", "distance"):
+    for name in SHOWN:
         shown = block("python", f'@register_encoding("{name}"')
         (folder / "fairseq_lrpe" / "encodings" / f"{name}.py").write_text(shown)
     rows = [block("python", f'"{name}": Method(') for name in ("forget", "distance")]
@@ -30,10 +33,10 @@ def extended(tmp_path_factory):
 
 
 def test_readme_encodings_pass_the_contract(extended):
-    program = "import pytest; [pytest.main(['-q', '--encoding', name]) for name in ('forget', 'distance')]"
+    program = f"import pytest; [pytest.main(['-q', '--encoding', name]) for name in {SHOWN}]"
     done = run_command(BIN / "python", "-c", program, folder=extended, PYTHONPATH=str(extended))
     results = re.findall(r"^=* ?(\d+) passed(?:, \d+ warnings?)? in", done.stdout, re.MULTILINE)
-    assert len(results) == 2 and min(map(int, results)) >= 12, done.stdout[-3000:]
+    assert len(results) == len(SHOWN) and min(map(int, results)) >= 12, done.stdout[-3000:]
 
 
 def test_readme_decay_trains_in_softmax_attention(extended, data_bin, tmp_path):
