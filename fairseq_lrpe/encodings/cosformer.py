@@ -29,8 +29,8 @@ class CosFormer(TableEncoding):
                 f"{last:,} is beyond them: use shorter inputs, or train with a larger max_positions"
             )
         # The angles of type "b" with count 1 are the single angle π/2M.
-        frequencies = ("b", 1, 1, self.max_positions)
-        return cached_phases(frequencies, offset, x.size(-2), complex_dtype(x), x.device)
+        angle_arguments = ("b", 1, 1, self.max_positions)
+        return cached_phases(angle_arguments, offset, x.size(-2), complex_dtype(x), x.device)
 
     def encode(self, x: Tensor, table: Tensor) -> Tensor:
         return complex_features(x, table)

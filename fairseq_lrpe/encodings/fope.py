@@ -10,7 +10,7 @@ from fairseq_lrpe.encodings.table import TableEncoding
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
-from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
+from fairseq_lrpe.ops.rotation import complex_dtype, rotary_angles, rotate_pairs
 
 
 @register_encoding(
@@ -54,7 +54,7 @@ class FoPE(TableEncoding):
         pairs = self.head_dim // 2
         length = length or self.max_positions
         self.register_buffer("length", torch.tensor([float(length)]))
-        self._frequencies = ("a", pairs, self.head_dim, self.max_positions)
+        self._angle_arguments = ("a", pairs, self.head_dim, self.max_positions)
         lowest = 2 * math.pi / length
         count = sum(10000 ** (-2 * t / self.head_dim) >= lowest for t in range(pairs))
         size = sigma * (2 / max(1, count * (count + self.num_heads))) ** 0.5
@@ -68,7 +68,7 @@ class FoPE(TableEncoding):
     def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         """Returns the factors (H, L, d/2) of the positions of x (B, H, L, d)."""
         position = coordinates(offset, x.size(-2), x.device)
-        theta = constant(rotary_frequencies, *self._frequencies, device=position.device, dtype=position.dtype)
+        theta = constant(rotary_angles, *self._angle_arguments, device=position.device, dtype=position.dtype)
         kept = theta >= 2 * math.pi / to_float64(self.length)
         # in float64, as for RoPE
         angles = position * torch.where(kept, theta, 0.0)

@@ -9,7 +9,7 @@ from fairseq_lrpe.encodings.lrpe import LRPE
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.position_index import PositionIndex
-from fairseq_lrpe.ops.rotation import complex_dtype, phases, rotary_frequencies
+from fairseq_lrpe.ops.rotation import complex_dtype, phases, rotary_angles
 
 
 @register_encoding(
@@ -43,7 +43,7 @@ class LRPEDecay(LRPE):
             del self.theta
         elif first_layer:
             self.rotated_width = width = self.num_heads * self.head_dim
-            theta = rotary_frequencies("a", width, width, self.max_positions)
+            theta = rotary_angles("a", width, width, self.max_positions)
             new = self.theta.new_empty(self.num_heads, self.head_dim)
             self.theta = nn.Parameter(new.copy_(theta.view_as(new)))
 
