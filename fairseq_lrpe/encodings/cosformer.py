@@ -12,10 +12,10 @@ from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, complex_feat
 class CosFormer(TableEncoding):
     """Multiplies q_i·k_j by cos(π(i−j) / 2M) (Qin et al. 2022; LRPE ICLR Eq. 36).
 
-    At position s, x is encoded as [cos(πs/2M) x, sin(πs/2M) x], of width 2d. M is ``max_positions``; weights
-    are positive at distances below M, and negative beyond, so that denominators vanish: positions from M on
-    are refused, and so are shifted keys, whose distances are unknown. The encoding has no parameters and
-    takes O(L d) time; its doubled width doubles the time of linear attention.
+    At position s, x is encoded as [cos(πs/2M) x, sin(πs/2M) x], of width 2d. M is ``max_positions``. Weights
+    are positive at distances below M, and negative beyond, where denominators could vanish: positions from M
+    on are refused, and so are shifts of keys, whose distances to later queries are unknown. The encoding has
+    no parameters and takes O(L d) time; its doubled width doubles the time of linear attention.
 
     Raises:
         ValueError: for positions from M on.

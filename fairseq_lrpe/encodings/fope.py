@@ -26,12 +26,12 @@ class FoPE(TableEncoding):
 
         f_t(s) = cos(s ω_t) + Σ_u a_tu cos(s ω_u) + i (sin(s ω_t) + Σ_u b_tu sin(s ω_u))
 
-    where u are all pairs with ω_u ≥ 2π/N, and N is ``length``, that of training sequences. Pairs with lower
-    frequencies, which do not complete a period in training, have the factor 1. The coefficients a and b
-    are drawn for each layer and head, and are not learned. As in the listing of the paper, they have Xavier's
-    normal distribution with gain σ for a tensor (H, n, n), where n is the number of these pairs: the variance
-    is 2σ²/(n(n + H)). They and N are stored in the checkpoint, so that evaluations at other lengths use the
-    same series.
+    where u runs over all pairs with ω_u ≥ 2π/N, and N is ``length``, the length of training sequences. Pairs
+    with lower frequencies, which do not complete a period in training, have the factor 1. The coefficients a
+    and b are drawn for each layer and head, and are not learned. As in the listing of the paper, they have
+    Xavier's normal distribution with gain σ for a tensor (H, n, n), where n is the number of these pairs: the
+    variance is 2σ²/(n(n + H)). The coefficients and N are stored in the checkpoint, so that evaluations at
+    other lengths use the same series.
 
     A score depends on the absolute positions, because products of different frequencies do. The method's
     linear attention has a LayerNorm instead of a denominator, which these products make negative. The

@@ -155,7 +155,7 @@ class LRPE(PermutationBuffer, RotaryEncoding):
         return cached_phases(angle_arguments, offset, length, complex_dtype(x), x.device)
 
     def _angles(self, offset, length):
-        """Returns the learned angles (n,) in float64, scaled."""
+        """Returns the learned angles (n,) in float64, with the ``rope_scaling``."""
         theta = to_float64(self.theta).flatten()
         scaling = self.scaling_at(offset, length)
         return theta if scaling is None else scaling.scale(theta, self.rotated_width)

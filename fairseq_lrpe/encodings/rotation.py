@@ -20,7 +20,7 @@ class RotaryEncoding(TableEncoding):
     """
 
     rope_scaling: RopeScaling | None = None
-    """How angles are scaled, or None; :func:`scale_rotations` sets it."""
+    """The scaling of the angles, or None for no scaling; set by :func:`scale_rotations`."""
 
     @property
     def scalable(self) -> bool:
@@ -30,8 +30,8 @@ class RotaryEncoding(TableEncoding):
     def scaling_at(self, offset: int | PositionIndex, length: int) -> RopeScaling | None:
         """Returns the scaling in a sequence that ends with the ``length`` positions from ``offset`` on.
 
-        With a ``PositionIndex``, it ends with its ``max_position``. Only dynamic scaling depends on the end.
-        None means that angles are not scaled.
+        With a ``PositionIndex``, the sequence ends with its ``max_position``. Only dynamic scaling depends on
+        the end. None means that angles are not scaled.
         """
         return self.rope_scaling and self.rope_scaling.at_length(as_positions(offset).end(length))
 
@@ -49,7 +49,7 @@ class RotaryEncoding(TableEncoding):
     def check_keys(self, q: Tensor, k: Tensor, context: Context) -> None:
         """Raises a ValueError if dynamic scaling changes the angles and the call does not encode all keys.
 
-        Cached keys were encoded with the angles of a shorter length.
+        Cached keys have been encoded with the angles of a shorter sequence.
         """
         if self.rope_scaling is None or self.rope_scaling.type != "dynamic":
             return

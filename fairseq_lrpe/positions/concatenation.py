@@ -9,7 +9,7 @@ from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
 _MAX_TABLE_SIZE = 4096
-"""If all positions are below this, their sinusoids are looked up in a table from position 0 on."""
+"""Number of positions below which sinusoids are looked up in a table from position 0 on."""
 
 
 @register_position("concatenation")
