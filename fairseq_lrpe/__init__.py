@@ -41,7 +41,7 @@ _MODULES = {
     "build_encoding": "fairseq_lrpe.encodings",
     "linear_attention": "fairseq_lrpe.ops",
 }
-"""{name that is imported when it is first used, because importing torch takes seconds: its package}"""
+"""{exported name: its package, which is imported on first use, because torch takes seconds to import}"""
 
 
 def __getattr__(name):

@@ -27,10 +27,10 @@ TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two
 
 
 def flag(default, help: str, const: str | None = None) -> Field:
-    """Returns a dataclass field that fairseq turns into a command-line flag.
+    """Returns a dataclass field from which fairseq makes a command-line flag.
 
-    ``const`` is the value of the flag if it is given without one. Write the type of an optional flag as
-    ``Optional[str]``, because fairseq does not support ``str | None``.
+    ``const`` is the value of the flag if the flag is given without a value. Write the type of an optional
+    flag as ``Optional[str]``, because fairseq does not support ``str | None``.
     """
     return field(default=default, metadata={"help": help, "argparse_const": const})
 
@@ -117,7 +117,7 @@ PositionConfig.__module__ = __name__
 
 @dataclass
 class LayerConfig(PositionConfig):
-    """Flags shared by all models with an encoder; the defaults are those of BERT base."""
+    """Flags that all models with an encoder share, with the defaults of BERT base."""
 
     encoder_layers: int = flag(12, "number of encoder layers")
     encoder_embed_dim: int = flag(768, "encoder embedding dimension")
@@ -221,7 +221,7 @@ def has_other_encoding(cfg, layer: int) -> bool:
 
 
 def method_flags(cfg) -> dict:
-    """Returns the {flag: value} that identifies a model's method, without options of other encodings."""
+    """Returns {flag: value} of the flags that identify a method, without options of other encodings."""
     names = {"attention", "encoding", "token_positions"}
     for option in encoding_options(ENCODINGS[cfg.encoding]):
         names.add(option_flag(cfg.encoding, option))

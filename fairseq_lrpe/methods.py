@@ -1,4 +1,4 @@
-"""Table of published methods; every model family registers an architecture per method and attention.
+"""Table of published methods, for each of which every model family registers architectures.
 
 ``lrpe methods`` prints the table.
 """
@@ -19,7 +19,7 @@ class Method:
 
     Attributes:
         flags: {flag: value}, which replaces default values of a model's flags.
-        source: paper, and the tables and rows in which it is published.
+        source: paper, and the tables and rows in which the method is published.
     """
 
     flags: dict
@@ -237,12 +237,12 @@ def check_method(method: str, attention: str, remedy: str = "use softmax attenti
 
 
 def aliases(method: str) -> list[str]:
-    """Returns all methods with the flags of ``method``, including itself; they share their runs."""
+    """Returns all methods with the flags of ``method``, including ``method``; they share their runs."""
     if method not in METHODS:  # the method "fairseq", or a model that is configured by flags
         return [method]
     return [name for name in METHODS if METHODS[name].flags == METHODS[method].flags]
 
 
 def canonical(method: str) -> str:
-    """Returns the first of a method's aliases, after which the folders of their runs are named."""
+    """Returns the first alias of a method, after which the folders of the runs of all aliases are named."""
     return aliases(method)[0]

@@ -18,7 +18,7 @@ from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.encodings import ENCODINGS, Context, InputsMixin, softmax_scores
-from fairseq_lrpe.encodings.transformations import decode_output, encode_values
+from fairseq_lrpe.encodings.transformations import decode_output, encode_values, shift_keys, shift_values
 from fairseq_lrpe.methods import METHODS, Method
 
 H, D, B, L = 2, 8, 3, 9
@@ -383,6 +383,25 @@ def test_far_positions_in_float32(case):
             assert_same(far[..., -8:][..., seen], near[..., seen], 1e-3)
 
 
+@every_encoding
+def test_shifted_keys_and_values(case):
+    """A shift gives the encoding at smaller positions, or is refused."""
+    encoding = build(case).encoding
+    x, features = torch.randn(1, H, 5, D, dtype=torch.float64), input_features(encoding, 5)
+    far, near = (context_at(encoding, features, 0, 5, offset, offset) for offset in (7, 2))
+    pairs = [
+        (shift_keys, encoding(x, x, far)[1], encoding(x, x, near)[1]),
+        (shift_values, encode_values(encoding, x, far), encode_values(encoding, x, near)),
+    ]
+    for shift, encoded, expected in pairs:
+        try:
+            shifted = shift(encoding, encoded, 5)
+        except ValueError as error:
+            assert "cannot shift" in str(error)
+        else:
+            assert_same(shifted, expected)
+
+
 @every_case(lambda case: case.attention == "linear" and case.causal)  # softmax would take minutes
 def test_linear_attention_over_100_000_tokens(case):
     with torch.no_grad():
@@ -391,7 +410,8 @@ def test_linear_attention_over_100_000_tokens(case):
 
 
 @every_case()
-def test_memory(case):
+def test_largest_tensor(case):
+    """Its size grows linearly with the length in linear attention, and quadratically in softmax attention."""
     module, largest = build(case, torch.float32, LONGEST), {}
     for length in (512, LONGEST):
         with TensorSizes() as sizes:

@@ -88,7 +88,7 @@ QUOTED = [
     # (file, pattern whose groups are numbers, function that returns what they should be)
     ("README.md", r"trains (\w+) small language models", lambda: [rows("quickstart")]),
     ("README.md", r"the training steps took (\w+) minutes", lambda: [quickstart_minutes()]),
-    ("README.md", r"one between both for (\w+) tables", lambda: [tables_with_scale("small")]),
+    ("README.md", r"`imdb_lm`, which (\w+) tables have", lambda: [tables_with_scale("small")]),
     ("README.md", r"`quickstart` \| (\d+) small", lambda: [rows("quickstart")]),
     (
         "README.md",

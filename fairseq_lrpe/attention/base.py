@@ -28,7 +28,8 @@ class AttentionState(NamedTuple):
             these are few; and the ``order`` in which the next call reads their rows. None at the start.
         length: number of previous positions.
         inputs: last inputs (B, left_context, E), or None if the encoding has no ``input_features``.
-        feature_sum: sum (B, H, 1, F) of the ``input_features`` of all previous positions, or None likewise.
+        feature_sum: sum (B, H, 1, F) of the ``input_features`` of all previous positions, or None if the
+            encoding has none.
     """
 
     past: dict | None = None
@@ -38,13 +39,13 @@ class AttentionState(NamedTuple):
 
 
 def complete_state(state: AttentionState) -> AttentionState:
-    """Returns the state to pass to a caller, with the names of its dtypes."""
+    """Returns a state for the caller, which has the names of its dtypes in addition."""
     past, _, inputs, feature_sum = state
     return AttentionState({**past, "dtypes": dtype_names(past, inputs, feature_sum)}, *state[1:])
 
 
 def check_state(state: AttentionState) -> None:
-    """Raises a ValueError if the dtypes of a state have become narrower."""
+    """Raises a ValueError if a tensor of a state has a narrower dtype than when the state was returned."""
     past = state.past or {}
     if "dtypes" in past:  # states of earlier versions have none
         check_dtypes(dtype_names(past, state.inputs, state.feature_sum), past["dtypes"])
@@ -143,14 +144,15 @@ class SelfAttention(nn.Module):
                 the first one, it changes the output only if the encoding ``uses_absolute_positions`` or
                 ``draws_noise``. Between tokens, it increases their distances, unless the encoding only
                 accumulates values over tokens; this includes padding between a prompt and later calls with
-                its state. It also counts in the length of dynamic scaling.
+                its state. Padding also counts in the length of dynamic scaling.
             state: the state that the previous call returned, whose positions precede those of this call.
             return_state: whether to return the state for the next call.
             position_index: positions of the tokens if they are not consecutive, or their coordinates for an
-                encoding with several ``axes``, which requires it. The output is that of a sequence with
-                these tokens at these positions and padding at all others. In causal attention, positions
+                encoding with several ``axes``, which requires this argument. The output is that of a sequence
+                with these tokens at these positions and padding at all others. In causal attention, positions
                 therefore must not descend, and encodings that accumulate values from token to token do not
-                support it. It excludes ``memory``, ``state`` and ``return_state``.
+                support other positions. ``position_index`` excludes ``memory``, ``state`` and
+                ``return_state``.
 
         Returns:
             The output (B, L, E), or a tuple of the output and the state if ``return_state``.
@@ -160,7 +162,7 @@ class SelfAttention(nn.Module):
                 not one of this module for this batch size, for a ``position_index`` with ``memory``,
                 ``state`` or ``return_state``, with an encoding that does not support it, or with positions
                 that do not fit, or for a state in training mode with an encoding that draws noise.
-            TypeError: if ``position_index`` is no ``PositionIndex`` of integers.
+            TypeError: if ``position_index`` is not a ``PositionIndex`` of integers.
         """
         if x.dim() != 3 or x.size(2) != self.embed_dim:
             raise ValueError(
@@ -223,7 +225,7 @@ class SelfAttention(nn.Module):
         return out, complete_state(new)
 
     def _project(self, projection, parts):
-        """Returns projected inputs (B, H, L, d); in products of their own, a memory needs no gradient."""
+        """Returns the projected inputs (B, H, L, d), each part in a product of its own."""
         return self.split_heads(self._concat([projection(part) for part in parts]))
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -237,7 +239,7 @@ class SelfAttention(nn.Module):
     def reorder_state(self, state: AttentionState, order: Tensor) -> AttentionState:
         """Returns the state whose batch row i is row ``order[i]`` of the given state.
 
-        Keys and sums are copied in the next call, which appends to them.
+        Keys and sums are copied only in the next call, which appends to them.
 
         Raises:
             TypeError: if ``order`` is not a tensor of integers.
@@ -261,7 +263,7 @@ class SelfAttention(nn.Module):
         )
 
     def _check_state(self, state, return_state):
-        """Raises a ValueError if the next call would draw other noise than the calls of the state."""
+        """Raises a ValueError if this call would draw other noise than the calls that computed the state."""
         if self.training and self.encoding.draws_noise and (state is not None or return_state):
             raise ValueError(
                 f"{self.encoding.name} draws other noise in each call in training, which a state does not "

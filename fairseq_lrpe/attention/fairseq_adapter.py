@@ -22,7 +22,7 @@ from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 
 
 class DecodingState(NamedTuple):
-    """Data that an attention module stores in fairseq's incremental state.
+    """Data that an attention module stores in fairseq's incremental state, in place of fairseq's dictionary.
 
     Attributes:
         attention: state of the attention module.
@@ -35,14 +35,15 @@ class DecodingState(NamedTuple):
     segment_inputs: Tensor | None = None
 
     def __contains__(self, name):
-        # With --cross-self-attention, fairseq's layer omits the source's keys if they are in the state.
+        # fairseq's decoder layer asks whether "prev_key" is in the state. With --cross-self-attention, it
+        # passes the keys of the source only if not, because a state already contains them.
         return name == "prev_key"
 
 
 class AddedArguments:
     """Mixin for modules to whose calls :func:`with_arguments` adds arguments.
 
-    Hooks would do the same, but torch.compile does not notice that they have changed.
+    Hooks could add them, too, but torch.compile would not notice changes of hooks.
     """
 
     added_arguments = {}
@@ -95,8 +96,8 @@ class FairseqSelfAttention(AddedArguments, FairseqIncrementalState, SelfAttentio
 
         Args:
             query: inputs (Lq, B, E).
-            key: inputs (Lk, B, E), by default ``query``. If there are more of them, the leading ones are at
-                earlier positions, and the last Lq are those of ``query``.
+            key: inputs (Lk, B, E), by default ``query``. If Lk > Lq, the leading ones are at earlier
+                positions, and the last Lq are those of ``query``.
             value: ignored; values are computed from ``key``.
             key_padding_mask: (B, Lk), True at padding.
             incremental_state: fairseq's decoding state. The positions of this call follow those of earlier
@@ -166,7 +167,7 @@ class FairseqSelfAttention(AddedArguments, FairseqIncrementalState, SelfAttentio
     def _append_inputs(self, inputs, query):
         """Returns ``inputs`` with ``query`` appended, as (B, n, E).
 
-        Returns None if decoding does not recompute a memory from inputs.
+        The result is None if decoding does not compute a memory from inputs.
         """
         if not (self.segment_length and self.memory_length):
             return None
@@ -214,7 +215,7 @@ def with_arguments(*modules: AddedArguments, **arguments) -> Iterator[None]:
 class SharedEncoding:
     """The encodings of the layers of an encoder or decoder, which can be one module.
 
-    If the encoding is ``shared_across_layers``, all layers have that of the layer that is built first.
+    If the encoding is ``shared_across_layers``, all layers share the one of the layer that is built first.
     """
 
     def __init__(self):

@@ -16,13 +16,13 @@ def apply_encoding(
     """Returns q and k encoded at the given positions.
 
     The scores of softmax attention are ``encoding.scale`` · q·kᵀ. If the encoding ``modifies_scores``, add
-    :func:`attention_bias`, which raises a ValueError if no bias gives them (such as PER and CoPE). In linear
-    attention, q and k are encoded after the feature map, and ``log_decay`` is an argument of
+    :func:`attention_bias`, which raises a ValueError if the scores are not those of a bias (such as PER and
+    CoPE). In linear attention, q and k are encoded after the feature map, and ``log_decay`` is an argument of
     :func:`fairseq_lrpe.ops.linear_attention`.
 
-    It takes about as long as ``encoding(q, k)``, however large the positions are. Exceptions are ConvSPE,
-    which draws noise for each block that contains a position, and LieRE, which computes the exponential of a
-    matrix for each position.
+    The function takes about as long as ``encoding(q, k)``, however large the positions are. Exceptions are
+    ConvSPE, which draws noise for each block that contains a position, and LieRE, which computes the
+    exponential of a matrix for each position.
 
     Args:
         encoding: the encoding. Its parameters are trained if it is a submodule of the model.

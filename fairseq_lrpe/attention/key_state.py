@@ -11,7 +11,7 @@ from fairseq_lrpe.ops.decay import is_constant, is_of_features
 _MAX_SIZE = 2.0
 """Maximum size of a :class:`KeyState`, relative to that of the sums.
 
-A step of beam search reads and writes keys and values once, and the sums twice.
+A step of beam search reads and writes keys and values once, but sums twice.
 """
 
 
@@ -46,7 +46,7 @@ def append_keys(
     log_decay: Tensor | None,
     key_padding_mask: Tensor | None,
 ) -> KeyState:
-    """Returns the state after the rows ``order`` of ``state`` and new keys, values and decays.
+    """Returns the rows ``order`` of ``state``, to which new keys, values and decays are appended.
 
     Raises:
         ValueError: if the state has another batch size or number of heads.

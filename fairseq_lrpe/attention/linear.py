@@ -38,12 +38,13 @@ MAX_FLOAT16_OUTPUT = 2.0**10
 
 
 class _Call(NamedTuple):
-    """What the products of a call of linear attention have in common.
+    """Arguments of a call of linear attention besides the queries, keys and values.
 
     Attributes:
         context: positions and padding.
         order: the row of the previous state for each row of the batch, or None for the same rows.
-        starts_with_one_token: whether decoding starts with a single token.
+        starts_with_one_token: whether decoding starts with a call for a single token, after which keys and
+            values are stored instead of their sums.
         return_state: whether the caller uses the new state.
     """
 
@@ -207,7 +208,7 @@ class LinearAttention(SelfAttention):
         return "auto" if needs_gpu and not self.training else self.backend
 
     def log_decay(self, context: Context, q: Tensor) -> Tensor | None:
-        """Returns the log decay. For a ``PositionIndex``, a constant one becomes one of each key."""
+        """Returns the log decay; with a ``PositionIndex``, a constant log decay becomes one of each key."""
         decay = self.encoding.log_decay(context)
         index = context.q_offset
         if decay is None or not is_constant(decay) or as_positions(index).is_consecutive:
@@ -254,7 +255,7 @@ class _InputDtypeLayerNorm(nn.LayerNorm):
 
 
 class _InputDtypeRMSNorm(nn.RMSNorm):
-    """RMSNorm in the dtype of its input, likewise."""
+    """RMSNorm in the dtype of its input, which is float32 even in float16 models."""
 
     def forward(self, x):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)

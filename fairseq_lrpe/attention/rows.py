@@ -5,19 +5,19 @@ from torch import Tensor
 
 
 def select_rows(x: Tensor | None, order: Tensor | None) -> Tensor | None:
-    """Returns the rows ``order`` of x, or x if one of them is None, or if there is a single row."""
+    """Returns the rows ``order`` of x, or x if an argument is None or x has a single row."""
     if x is None or order is None or len(x) == len(order) == 1:
         return x
     return x.index_select(0, order)
 
 
 def reordered_rows(x: Tensor | None, order: Tensor) -> Tensor | None:
-    """Returns the rows ``order`` of x. Sums in float64 are on the CPU if the device has no float64."""
+    """Returns the rows ``order`` of x, which can be on another device than ``order``."""
     return None if x is None else select_rows(x, order.to(x.device))
 
 
 def append_rows(past: Tensor, order: Tensor | None, new: Tensor) -> Tensor:
-    """Returns (B', H, n + L, d), which is ``past`` (B, H, n, d) in row order ``order``, then ``new``."""
+    """Returns the rows ``order`` of ``past`` (B, H, n, d), followed by ``new``, (B', H, n + L, d)."""
     if order is None or past.requires_grad or new.requires_grad:
         return torch.cat([select_rows(past, order), new], dim=2)
     length = past.size(2)

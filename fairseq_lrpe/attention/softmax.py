@@ -15,7 +15,7 @@ from fairseq_lrpe.ops.autograd import KeepLayout, apply, is_exporting, recompute
 from fairseq_lrpe.ops.decay import is_constant
 
 _CAUSAL_BLOCK_SIZE = 128
-"""Approximate number of queries per block in causal attention whose scores are modified by the encoding."""
+"""Approximate number of queries per block of causal attention if the encoding modifies its scores."""
 
 _MAX_BIAS_ELEMENTS = 2**21
 """Maximum number of scores per block of a sequence of more than 1,024 positions."""
@@ -24,7 +24,7 @@ _HAS_SAFE_SOFTMAX = hasattr(torch, "_safe_softmax")
 """Whether scaled_dot_product_attention returns 0 for queries without visible keys, not NaN (torch 2.5)."""
 
 _MIN_FLASH_KEYS = 512
-"""Minimum number of keys for padding values to the width of wider q and k, in training on a CPU.
+"""Number of keys from which values are padded to the width of wider q and k, in training on a CPU.
 
 torch's flash kernel for CPUs requires equal widths; otherwise torch computes the n × n weights of all heads.
 On a GPU, torch's memory-efficient kernel supports values of any width.
@@ -34,9 +34,9 @@ On a GPU, torch's memory-efficient kernel supports values of any width.
 class SoftmaxAttention(SelfAttention):
     """Softmax self-attention with a positional encoding.
 
-    It computes softmax(scale·q kᵀ + bias) v from the encoded q, k and v by torch's
-    ``scaled_dot_product_attention``. If the scores of the encoding do not have this form, it applies a
-    softmax, or with ``log_weights`` the exponential function, to the scores that the encoding computes.
+    The output is softmax(scale·q kᵀ + bias) v of the encoded q, k and v, computed by torch's
+    ``scaled_dot_product_attention``. If the scores of the encoding do not have this form, a softmax, or with
+    ``log_weights`` the exponential function, is applied to the scores that the encoding computes.
 
     A bias is computed for one block of queries at a time, because it has length × length entries. Causal
     blocks use only the keys up to their last query. Above 1,024 positions, the bias is not stored but
@@ -114,7 +114,7 @@ class SoftmaxAttention(SelfAttention):
         return o, {**state, "key_padding_mask": context.key_padding_mask}
 
     def _attend_block(self, q, k, v, context):
-        """Returns the output for a block of queries; keys start at position 0."""
+        """Returns the outputs of a block of queries, whose keys start at position 0."""
         encoding = self.encoding
         dropout = self.dropout if self.training else 0.0
         scores = block_scores(encoding, q, k, context)

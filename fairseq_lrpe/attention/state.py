@@ -13,7 +13,7 @@ _NAMES = {getattr(torch, name): name for name in ("float64", "float32", "bfloat1
 
 
 def own_storage(state):
-    """Returns a state whose tensors do not keep a larger tensor in memory, such as the prompt, as views do.
+    """Returns a state without views, which would keep larger tensors in memory, such as those of the prompt.
 
     Args:
         state: a tensor, or tensors in dicts and named tuples.
@@ -34,7 +34,7 @@ def _own_storage(x):
 
 
 def dtype_names(past: dict, *others: Tensor | None) -> str:
-    """Returns the names of the floating point dtypes of a state, in a string, which torch.export accepts."""
+    """Returns the names of the floating point dtypes of a state, as a string, which torch.export accepts."""
     names = []
     for x in (*past.values(), *others):
         if isinstance(x, tuple):
@@ -47,7 +47,7 @@ def dtype_names(past: dict, *others: Tensor | None) -> str:
 def check_dtypes(found: str, returned: str) -> None:
     """Raises a ValueError if a tensor of a state has a narrower dtype than when it was returned.
 
-    Sums in half precision are wrong by tens of percent after some hundred steps.
+    Sums in half precision would be wrong by tens of percent after some hundred steps.
 
     Args:
         found: the :func:`dtype_names` of the given state.

@@ -95,7 +95,7 @@ class MultiheadSoftmaxAttention(MultiheadSelfAttention, SoftmaxAttention):
 
 
 def _is_same(a, b):
-    """Returns whether two arguments are one tensor; a reentrant checkpoint makes each a leaf of its own."""
+    """Returns whether two arguments are one tensor, for which a reentrant checkpoint passes two leaves."""
     if a is b:
         return True
     if is_tracing() or is_transformed() or a.grad_fn is not None or b.grad_fn is not None:

@@ -7,7 +7,7 @@ from fairseq_lrpe.encodings import Encoding
 
 
 def check_mask(mask: Tensor, batch: int, lengths: tuple[int, ...]) -> None:
-    """Raises a ValueError if a padding mask is not boolean and (batch, one of ``lengths``)."""
+    """Raises a ValueError if a padding mask is not boolean, or not (batch, one of ``lengths``)."""
     if mask.dtype != torch.bool:
         raise ValueError(
             f"key_padding_mask must be torch.bool (True at padding), not {mask.dtype}: use mask.bool()"
@@ -20,10 +20,11 @@ def check_mask(mask: Tensor, batch: int, lengths: tuple[int, ...]) -> None:
 def check_encoding(
     encoding: Encoding, num_heads: int, head_dim: int, causal: bool | None, options: dict
 ) -> None:
-    """Raises a ValueError if the arguments of a module do not fit an encoding that exists already."""
+    """Raises a ValueError if the arguments of a module do not match the given encoding."""
     if options:
         raise ValueError(
-            f"{', '.join(options)} cannot be passed with an existing encoding, only with the name of one"
+            f"{', '.join(options)} cannot be passed with an existing encoding: omit them, or pass the name "
+            "of an encoding"
         )
     if (encoding.num_heads, encoding.head_dim) != (num_heads, head_dim):
         raise ValueError(

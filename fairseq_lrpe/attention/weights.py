@@ -14,12 +14,11 @@ from fairseq_lrpe.ops import linear_attention
 def attention_weights(attention: SelfAttention, q: Tensor, k: Tensor, context: Context = START) -> Tensor:
     """Returns the weights (B, H, L, L) with which causal attention sums the values.
 
-    Rows sum to 1, with these exceptions. If the encoding has ``log_weights``, they sum to at most 1. In
+    Rows sum to 1, with these exceptions. If the encoding has ``log_weights``, rows sum to at most 1. In
     linear attention with the norms "denominator" and "content", the divisor is that of the module, at least
     1e-6. With "layernorm" and "rmsnorm", the module does not divide. The divisor is then the sum of the
-    products of queries and keys without the encoding and its decay, since the sum with it can be negative or
-    close to 0.
-    Transformations of the values by the encoding are not part of the weights.
+    products of queries and keys without the encoding and its decay, since the sum with the encoding can be
+    negative or close to 0. Transformations of the values by the encoding are not part of the weights.
 
     Args:
         attention: linear or softmax attention, in evaluation mode.

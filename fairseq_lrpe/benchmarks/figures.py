@@ -1,4 +1,4 @@
-"""Plots Figures 2 to 6 of Qu et al. 2021, the LFHC and GCDF paper, and the scores of all relative encodings.
+"""Plots Figures 2 to 6 of Qu et al. 2021 (LFHC and GCDF), and the scores of all relative encodings.
 
 prior_matrices.png is Figure 2, position_frequencies.png Figure 3, length_distributions.png Figure 4 and
 prior_distances.png Figures 5 and 6. score_curves.png has the scores over the distance from query to key.
@@ -157,7 +157,7 @@ def hide_rounding(ax) -> None:
 
 @torch.no_grad()
 def scores_by_distance(method: Method, reach: int = 256) -> torch.Tensor:
-    """Returns the scores (HEADS, reach + 1) of a query with keys at distances 0, 1, .. ``reach`` before it.
+    """Returns the scores (HEADS, reach + 1) of a query with keys at the distances 0 to ``reach``.
 
     The scores are those of causal softmax attention, before the softmax, in layer 2 of 6, with the initial
     parameters of the method's encoding. Query and keys are the same random positive unit vector.
@@ -170,10 +170,11 @@ def scores_by_distance(method: Method, reach: int = 256) -> torch.Tensor:
 
 @torch.no_grad()
 def weights_by_distance(method: Method, attention: str, reach: int = 256) -> torch.Tensor:
-    """Returns the weights (HEADS, reach + 1) of keys at distances 0, 1, .. , which are 1 without an encoding.
+    """Returns the weights (HEADS, reach + 1) of keys at the distances 0 to ``reach``, 1 without an encoding.
 
-    In linear attention, they are the products of the query and keys after the feature map and the encoding,
-    divided by the product without the encoding; they can be negative. A notebook in docs plots them.
+    In linear attention, the weights are the products of the query and keys after the feature map and the
+    encoding, divided by the product without the encoding; they can be negative. A notebook in docs plots
+    them.
     """
     if attention == "softmax":
         scores = scores_by_distance(method, reach)

@@ -1,8 +1,9 @@
 """Compare time and memory of generation by language and translation models with random weights and inputs.
 
-fairseq's beam search generates --length tokens for each sentence. A translation model reads as many, and a
-language model starts without a prompt. The models take turns, so that other work on the machine affects all
-of them. Flags after -- apply to all models; an ARCH in quotes can have flags of its own. For example:
+fairseq's beam search generates --length tokens for each sentence. A translation model also reads --length
+tokens, and a language model starts without a prompt. The models take turns, so that other work on the machine
+affects all of them. Flags after -- apply to all models; an ARCH in quotes can have flags of its own. For
+example:
 
   lrpe bench generate linear_lm_base softmax_lm_base --length 1024
   lrpe bench generate transformer 'linear_transformer_base --decoder-attention linear --encoding-in both'

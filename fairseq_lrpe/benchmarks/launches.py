@@ -1,9 +1,9 @@
 """Compare the calls and kernels of linear attention and of training steps with those of torch.profiler.
 
-They are counted on torch's meta device, where tensors have shapes but no values, which needs no GPU. The
-time that starting them takes a host is calculated by the model of docs/performance.md. On a GPU, the profiler
-counts what is started there, and times are measured. On a CPU, linear attention has another form with other
-calls. For example:
+Calls and kernels are counted on torch's meta device, where tensors have shapes but no values, without a GPU.
+The time that a host needs to start the calls is calculated by the model of docs/performance.md. On a GPU, the
+profiler counts the calls and kernels that are started, and times are measured. On a CPU, linear attention has
+another form with other calls. For example:
 
   lrpe bench launches linear_lm_base softmax_lm_base --length 512 --batch-size 8 -- --fp16
   lrpe bench launches linear_vit_base --lengths 512 --layers 2 --cpu
@@ -34,7 +34,7 @@ WIDTH = 64
 
 
 def attention_pass(length: int, device: str) -> Callable[[], None]:
-    """Returns a forward and backward pass of causal linear attention with a denominator."""
+    """Returns a function that computes a forward and backward pass of causal, normalized linear attention."""
     shape = max(1, TOKENS // length), HEADS, length, WIDTH
     options = {"dtype": torch.float16, "device": device, "requires_grad": True}
     inputs = [torch.ones(shape, **options) for _ in range(3)]
@@ -72,7 +72,7 @@ def count_training_step(model: str, args: Namespace) -> dict:
 
 
 def row_of(parts: list[Launches], seconds: float) -> dict:
-    """Returns the row of a table: the sums of parts of a step, and the time on the host."""
+    """Returns a row of the table: the sums of the counts of the parts of a step, and the time on the host."""
     row = {"calls": 0, "detach": 0, "kernels": 0}
     for part in parts:
         row["calls"] += part.calls
@@ -122,7 +122,7 @@ def is_call(event: FunctionEvent) -> bool:
 
 @cache
 def composite() -> set[str]:
-    """Returns the names of operations that only call others, also where gradients are recorded."""
+    """Returns the names of operations that only call other operations, also where gradients are recorded."""
     overloads = {}
     for name in torch._C._dispatch_get_all_op_names():
         is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
@@ -136,7 +136,7 @@ def composite() -> set[str]:
 
 
 def compare(name: str, counted: dict, build: Callable[[], Callable[[], None]], args: Namespace) -> dict:
-    """Returns a row: what was counted, what the profiler records, and on a GPU the measured time."""
+    """Returns a row: the counted numbers, those that the profiler records, and on a GPU the measured time."""
     row = {"name": name, **counted, **profiled(build(), args)}
     if measurement.device(args.cpu) == "cuda":
         [measured] = measurement.compare(lambda _: build(), [name], args)

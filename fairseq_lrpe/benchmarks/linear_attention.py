@@ -1,9 +1,9 @@
 """Compare linear attention with softmax attention and simpler implementations over the sequence length.
 
 Measures the time of forward and backward passes of causal attention, their peak memory, and the time of a
-decoding step after a prefix. Where the kernels of flash-linear-attention (fla) and of this project (triton)
-run, they are measured as well. With `--busy N`, the passes are measured again while N other processes keep
-CPU cores busy. For example:
+decoding step after a prefix. The kernels of flash-linear-attention (fla) and of this project (triton) are
+measured where they run. With `--busy N`, the passes are measured again while N other processes keep CPU cores
+busy. For example:
 
   lrpe bench linear-attention --lengths 512 4096 --dtype bfloat16
 """
@@ -34,7 +34,7 @@ from fairseq_lrpe.utils.subprocesses import die_with_parent
 TOKENS = 4096
 """Number of tokens per batch."""
 SLOW = 1000
-"""Milliseconds of a step from which an implementation, except chunk, is not measured at greater lengths."""
+"""Milliseconds of a step from which implementations, except chunk, are not measured at greater lengths."""
 MASKED = "masked n × n"
 DECODING_STEPS = 20
 """Number of decoding steps per round."""
@@ -101,7 +101,7 @@ def training_step(name: str, length: int, args: Namespace) -> Callable[[], None]
 
 
 def measure(args: Namespace) -> list[dict]:
-    """Returns the rows of all lengths, without implementations that are slow or exceed the memory."""
+    """Returns the rows of all lengths, without implementations that are too slow or exceed the memory."""
     rows = []
     names = list(implementations(measurement.device(args.cpu)))
     for length in args.lengths:
@@ -152,7 +152,7 @@ def decoding_steps(name: str, args: Namespace) -> Callable[[], None]:
 
 
 def exponent(rows: list[dict]) -> float:
-    """Returns the slope of log(ms per sequence) over log(length) at great lengths, or NaN for one length."""
+    """Returns the slope of log(ms per sequence) over log(length) for long texts, or NaN for one length."""
     long = [row for row in rows if row["length"] >= TOKENS]
     rows = long if len(long) > 2 else rows[-3:]
     if len(rows) < 2:
@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def parse(arguments: list[str] | None) -> tuple[Namespace, str]:
-    """Returns the options and the name of the command."""
+    """Returns the parsed options and the name of the command."""
     parser = new_parser("lrpe bench linear-attention", __doc__, "[options]")
     add = parser.add_argument
     number = min_int(1)
@@ -220,7 +220,7 @@ def parse(arguments: list[str] | None) -> tuple[Namespace, str]:
 
 
 def report_passes(rows: list[dict], args: Namespace) -> dict[str, list[dict]]:
-    """Prints the measurements of passes and their growth; returns {implementation: its rows}."""
+    """Prints the measurements of passes and how they grow; returns {implementation: rows of the table}."""
     title = f"forward + backward, {args.heads} heads × {args.width}, {args.dtype}"
     measurement.report(rows, title, args)
     by_name = {}
@@ -232,7 +232,7 @@ def report_passes(rows: list[dict], args: Namespace) -> dict[str, list[dict]]:
 
 
 def report_busy(rows: list[dict], args: Namespace) -> None:
-    """Measures the passes again beside busy processes, and prints how much slower they are."""
+    """Measures the passes again beside busy processes, and prints how much slower the passes are."""
     with busy_processes(args.busy):
         busy_rows = measure(args)
     quiet = {(row["length"], row["model"]): row["ms"] for row in rows}

@@ -84,9 +84,9 @@ def peak_memory(function: Callable[[], object], cpu: bool = False) -> int:
 
 
 class TensorMemory(TorchDispatchMode):
-    """Measures ``peak``, the maximum number of bytes that tensors created in this context occupy at a time.
+    """Context that measures ``peak``, the maximum number of bytes of the tensors created in the context.
 
-    torch has no such count for the CPU. Buffers inside an operator are not included.
+    torch does not count these bytes for the CPU. Buffers inside an operator are not included.
     """
 
     def __init__(self):
@@ -111,11 +111,11 @@ def storages(tree: object) -> list[torch.UntypedStorage]:
 
 
 def compare(build: Callable[[str], Callable], names: list[str], args: Namespace) -> list[dict]:
-    """Measures the step that ``build`` returns for each name; returns one row for each.
+    """Measures the step that ``build`` returns for each name; returns a row for each name.
 
-    Each step is measured once per round, so that changes of the machine's speed affect all of them. Each
-    round begins with another step, and the first round is a warm-up. A row has the keys "model", "ms"
-    (median), "relative" (speed relative to the first), "spread" (its range) and "MiB" (peak memory).
+    Each step is measured once per round, so that changes of the machine's speed affect all steps. Each round
+    begins with another step, and the first round is a warm-up. A row has the keys "model", "ms" (median),
+    "relative" (speed relative to the first), "spread" (its range) and "MiB" (peak memory).
     """
     steps = []
 

@@ -82,7 +82,7 @@ def family_of(arch: str) -> Family:
 
 
 def sizes(family: Family, args: Namespace) -> Namespace:
-    """Returns the options with the family's length and vocabulary size where none are given."""
+    """Returns the options, with the family's length and vocabulary size in place of missing ones."""
     completed = Namespace(**vars(args))
     completed.length = args.length or family.length
     completed.vocab_size = args.vocab_size or family.vocab_size

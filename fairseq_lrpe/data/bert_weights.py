@@ -32,7 +32,7 @@ SIZES = {  # {attribute of transformers' BertConfig: the corresponding flag of o
 
 
 def check(args, vocabulary: Path) -> None:
-    """Raises a UserError if the BERT of --encoder cannot be read, or its sizes or vocabulary do not match.
+    """Raises a UserError if the BERT of --encoder cannot be read, or has other sizes or another vocabulary.
 
     For a model on the Hugging Face Hub, only the configuration and the vocabulary are downloaded.
     """
@@ -97,13 +97,13 @@ def initialize(encoder, args, vocabulary: Path) -> None:
     """Copies the weights of the BERT model ``args.encoder`` into the encoder of a question generator.
 
     Args:
-        encoder: The encoder, whose parameters are overwritten.
-        args: The flags of the model. Its ``encoder`` is a folder, or a name on the Hugging Face Hub, from
+        encoder: the encoder, whose parameters are overwritten.
+        args: the flags of the model. ``args.encoder`` is a folder, or a name on the Hugging Face Hub, from
             which the weights are downloaded.
-        vocabulary: The vocab.txt from which the encoder's dictionary was made.
+        vocabulary: the vocab.txt from which the encoder's dictionary was made.
 
     Raises:
-        UserError: If the weights cannot be read or are incomplete, or if the sizes or the vocabulary differ
+        UserError: if the weights cannot be read or are incomplete, or if the sizes or the vocabulary differ
             from those of the encoder.
     """
     check(args, vocabulary)

@@ -19,9 +19,14 @@ CORPORA = {
     "wikitext103": Row("wikitext:WikiText103", "WikiText-103 at word level", "downloaded"),
     "wikitext103_bpe": Row("wikitext:RawBytePairs", "raw WikiText-103 in GPT-2 BPE", "downloaded"),
     "wikitext_mini": Row("wikitext:Mini", "small corpus from WikiText-103", "downloaded"),
-    "wikitext_mini_chars": Row("wikitext:MiniCharacters", "the same in characters", "downloaded"),
+    "wikitext_mini_chars": Row(
+        "wikitext:MiniCharacters", "small corpus from WikiText-103 in characters", "downloaded"
+    ),
     "wikitext_mini_bpe": Row(
-        "wikitext:MiniBytePairs", "the same in GPT-2 BPE", "downloaded", options="--bpe-types 8000"
+        "wikitext:MiniBytePairs",
+        "small corpus from WikiText-103 in GPT-2 BPE",
+        "downloaded",
+        options="--bpe-types 8000",
     ),
     "books": Row("text:Books", "BookCorpus or other books in GPT-2 BPE", "datasets package"),
     "wikibook": Row("text:WikiBook", "Wikipedia and BookCorpus in GPT-2 BPE", "downloaded, 22 GB"),
@@ -39,7 +44,7 @@ CORPORA = {
     "lra_retrieval": Row("lra_retrieval:Papers", "Long-Range Arena Retrieval, by bytes", "needs --from"),
     "lra_retrieval_mini": Row(
         "lra_retrieval:Segments",
-        "the same with segments of WikiText",
+        "Long-Range Arena Retrieval with segments of WikiText",
         "needs --from",
         options="--from data/wikitext_mini/text",
     ),

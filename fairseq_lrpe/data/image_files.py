@@ -10,7 +10,7 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import visible_files
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Endings of image files, in lowercase; those of torchvision."""
+"""Endings of image files in lower case, which are those of torchvision."""
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 """Accepted formats. Others are rejected because Pillow starts external programs for some of them."""
 
@@ -32,7 +32,7 @@ def decode(content: bytes, mode: str = "RGB") -> Image.Image:
     """Decodes the content of an image file to an image in one of Pillow's modes, like :func:`convert`.
 
     Raises:
-        ValueError: If the file cannot be decoded completely or converted.
+        UserError: if the file cannot be decoded completely or converted.
     """
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
@@ -50,7 +50,7 @@ def convert(image: Image.Image, mode: str = "RGB") -> Image.Image:
     Gray values v of n = 9 to 16 bits are scaled to v >> (n - 8). Pillow would clip them to 255.
 
     Raises:
-        ValueError: If the gray values are signed or have 32 bits, because their range is then unknown.
+        UserError: if the gray values are signed or have 32 bits, because their range is then unknown.
     """
     # Pillow reads 16-bit PGM files, and in old versions 16-bit PNG files, as 32-bit integers.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):

@@ -79,7 +79,7 @@ def random_resized_crop(image: "Image", size: int, rng: np.random.Generator) -> 
 
 
 def resize_and_center_crop(image: "Image", size: int) -> "Image":
-    """Resizes an image to a shorter side of 256/224 ``size``; returns its ``size`` x ``size`` center crop.
+    """Returns the ``size`` x ``size`` center crop of an image resized to a shorter side of 256/224 ``size``.
 
     An image of ``size`` x ``size`` is returned unchanged, as in DeiT's evaluation on CIFAR.
     """
@@ -107,7 +107,7 @@ def normalize(pixels: Tensor) -> Tensor:
 
 @lru_cache
 def mean_std_255(device: torch.device) -> list[Tensor]:
-    """Returns MEAN and STD (3, 1, 1) of the values of bytes."""
+    """Returns MEAN and STD of bytes, 255 times those of values from 0 to 1, (3, 1, 1) each."""
     mean = 255 * torch.tensor(MEAN, device=device)[:, None, None]
     std = 255 * torch.tensor(STD, device=device)[:, None, None]
     return [mean, std]
@@ -137,9 +137,9 @@ def erase(pixels: Tensor, boxes: Sequence[Region | None], seed: int) -> None:
     """Fills one rectangle of each image with N(0, 1) noise, in place.
 
     Args:
-        pixels: Normalized images (B, 3, height, width).
-        boxes: Rectangle of each image; None leaves the image unchanged.
-        seed: Seed of the noise.
+        pixels: normalized images (B, 3, height, width).
+        boxes: the rectangle of each image; None leaves the image unchanged.
+        seed: seed of the noise.
     """
     generator = torch.Generator(pixels.device).manual_seed(seed)
     for image, box in zip(pixels, boxes, strict=True):

@@ -52,7 +52,7 @@ def questions(splits: Iterable[str]) -> list[str]:
 
 
 def raw_text(data: Path, splits: Iterable[str], columns: Iterable[str]) -> list[Path]:
-    """Returns the files with the text of a prepared corpus before tokenization, which evaluations read."""
+    """Returns the text files of a prepared corpus before tokenization, which evaluations read."""
     paths = []
     for split in splits:
         for column in columns:
@@ -112,7 +112,7 @@ def check_binary(prefix: Path) -> None:
 
 
 def files_of_split(folder: Path, split: str) -> list[Path]:
-    """Returns the existing files of a split in a data folder, also those of GLUE's subfolders."""
+    """Returns the existing files of a split in a data folder and in its subfolders for GLUE."""
     paths = []
     for part in ("", "input*/", "label/"):
         paths += folder.glob(f"{part}{split}.*")
@@ -129,7 +129,8 @@ def read_object(path: Path, is_valid: Callable[[dict], bool], remedy: str = PREP
     """Returns the object in a JSON file of a data folder.
 
     Raises:
-        UserError: If the file is missing or damaged, or if ``is_valid`` is false or fails for its content.
+        UserError: if the file is missing or damaged, or if ``is_valid`` returns False or fails for the
+            object.
     """
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         content = json.loads(read_file(path))

@@ -21,7 +21,7 @@ CACHED_WORDS = 500_000  # limit of the cache of GPT-2 BPE
 
 
 class LineCodec:
-    """Base class of codecs, and the codec of words that are separated by spaces."""
+    """Base class of codecs, which is also the codec of words that are separated by spaces."""
 
     def encode(self, line: str, start: bool = True) -> str:
         """Returns the symbols of a line, or of the rest of a line if not ``start``, separated by spaces."""

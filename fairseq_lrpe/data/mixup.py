@@ -28,11 +28,11 @@ def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
 
 @dataclass
 class Mixing:
-    """Mixes each image x of a batch with the image x' at its place in the reversed batch, and their targets.
+    """Mixing of each image x of a batch with the image x' at its place in the reversed batch.
 
     Args:
-        weight: Weight λ of x in the targets and, without a box, in the pixels: λ x + (1 - λ) x' (Mixup).
-        box: Rows and columns of the pixels that are copied from x' to x (CutMix); None for Mixup.
+        weight: weight λ of x in the targets and, without a box, in the pixels: λ x + (1 - λ) x' (Mixup).
+        box: rows and columns of the pixels that are copied from x' to x (CutMix); None for Mixup.
     """
 
     weight: float
@@ -46,7 +46,7 @@ class Mixing:
             pixels.lerp_(pixels.flip(0), 1 - self.weight)
 
     def mix_targets(self, targets: Tensor) -> Tensor:
-        """Returns λ targets + (1 - λ) reversed targets for targets (B, classes) of :func:`soft_targets`."""
+        """Returns λ t + (1 - λ) t' for :func:`soft_targets` t (B, classes), which are t' in reverse order."""
         return self.weight * targets + (1 - self.weight) * targets.flip(0)
 
 

@@ -1,9 +1,9 @@
 """RandAugment (Cubuk et al. 2020) as in DeiT: rand-m9-mstd0.5-inc1 of timm 0.3.2 (timm/data/auto_augment.py).
 
-Two of 15 operations are drawn with replacement. Each is applied with probability 0.5. Its magnitude is drawn
-from a normal distribution with mean 9 and standard deviation 0.5, and clipped to 0..10. Greater magnitudes
-cause stronger changes ("inc1"). Pixels from outside the image get ImageNet's mean color. Resampling is
-bicubic, like DeiT's --train-interpolation.
+Two of 15 operations are drawn with replacement, and each is applied with probability 0.5. The magnitude of an
+operation is drawn from a normal distribution with mean 9 and standard deviation 0.5, and clipped to 0..10.
+Greater magnitudes cause stronger changes ("inc1"). Pixels from outside the image get ImageNet's mean color.
+Resampling is bicubic, like DeiT's --train-interpolation.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ RESAMPLING = {"resample": Image.Resampling.BICUBIC, "fillcolor": FILL}
 
 
 def affine(matrix: Callable[[Image.Image, float], tuple], image: Image.Image, value: float) -> Image.Image:
-    """Applies an affine transform.
+    """Returns an affinely transformed image.
 
     The output pixel (x, y) is the input pixel (a x + b y + c, d x + e y + f), where (a, b, c, d, e, f) is
     ``matrix(image, value)``.
@@ -42,7 +42,7 @@ def enhance(kind: type, image: Image.Image, factor: float) -> Image.Image:
 
 
 def posterize(image: Image.Image, bits: int) -> Image.Image:
-    """Keeps the leading bits of each pixel value; unlike Pillow's posterize, it accepts 0 bits."""
+    """Returns an image with only the leading bits of each value; unlike Pillow's, with 0 bits, too."""
     return image.point([value >> 8 - bits << 8 - bits for value in range(256)] * 3)
 
 
@@ -54,9 +54,9 @@ class Operation(NamedTuple):
     """An image operation.
 
     Attributes:
-        apply: Function of an image and, if ``number`` is not None, a number.
-        number: Function that maps the magnitude, from 0 to 10, to this number.
-        signed: Whether the magnitude gets a random sign.
+        apply: function of an image and, if ``number`` is not None, a number.
+        number: function that maps the magnitude, from 0 to 10, to this number.
+        signed: whether the magnitude gets a random sign.
     """
 
     apply: Callable[[Image.Image, float], Image.Image]
@@ -71,12 +71,12 @@ class Operation(NamedTuple):
 
 
 def enhance_operation(kind: type) -> Operation:
-    """Returns the operation :func:`enhance`; its factor is 1 ± 0.9 at the maximum level and 1 at level 0."""
+    """Returns the operation :func:`enhance` with the factor 1 at level 0 and 1 ± 0.9 at the maximum."""
     return Operation(partial(enhance, kind), lambda level: 1 + 0.9 * level / MAX_LEVEL, signed=True)
 
 
 def affine_operation(matrix: Callable[[Image.Image, float], tuple], maximum: float) -> Operation:
-    """Returns the operation :func:`affine`; its value is ± ``maximum`` at the maximum level, 0 at level 0."""
+    """Returns the operation :func:`affine` with ± ``maximum`` at the maximum level and 0 at level 0."""
     return Operation(partial(affine, matrix), lambda level: maximum * level / MAX_LEVEL, signed=True)
 
 

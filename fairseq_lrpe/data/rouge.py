@@ -5,7 +5,7 @@ from functools import cache
 
 
 class Tokenizer:
-    """A tokenizer of lower-cased text: English ("en") is split into words, any other into characters."""
+    """Tokenizer of lower-cased text into words for English ("en"), and into characters otherwise."""
 
     def __init__(self, language: str):
         self.language = language
@@ -38,7 +38,7 @@ def f1(hypothesis: str, reference: str, language: str) -> float:
 
 
 def rouge_l(hypotheses: list[str], references: list[str], language: str) -> float:
-    """Returns the mean of ROUGE-L's F1 of pairs of a hypothesis and a reference, in percent."""
+    """Returns the mean F1 of ROUGE-L of the pairs of a hypothesis and its reference, in percent."""
     total = 0
     for hypothesis, reference in zip(hypotheses, references, strict=True):
         total += f1(hypothesis, reference, language)

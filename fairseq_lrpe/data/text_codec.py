@@ -2,9 +2,9 @@
 
 :func:`load` returns the codec of a prepared corpus: its tokenizer and detokenizer. Encoding and then
 decoding a line restores it approximately. Spaces can change, and characters that cannot be printed become
-spaces. Moses normalizes punctuation by the rules of the language: for example, it converts typographic
+spaces. Moses normalizes punctuation by the rules of the language: for example, Moses converts typographic
 quotes, backticks, dashes and ellipses to ASCII, moves commas and full stops before closing quotes in English
-and after them in German, and replaces a no-break space between digits by a separator of thousands. It
+and after them in German, and replaces a no-break space between digits by a separator of thousands. Moses
 restores spaces around quotes, apostrophes and symbols heuristically.
 """
 
@@ -33,7 +33,7 @@ def moses(language: str) -> tuple:
 
 
 class Moses:
-    """Moses tokenization followed by subword-nmt's BPE, whose merges are in ``folder``/codes."""
+    """Codec of Moses tokenization followed by subword-nmt's BPE, whose merges are in ``folder``/codes."""
 
     facts = {"tokenizer": "moses", "bpe": "subword_nmt"}  # settings that preparation.json records
 

@@ -25,7 +25,7 @@ def read_types(vocabulary: Path) -> list[str]:
     """Returns the types of a vocab.txt in the order of their ids.
 
     Raises:
-        ValueError: If the file is missing, lacks one of ``SPECIALS``, or has a blank or repeated type or one
+        UserError: if the file is missing, lacks one of ``SPECIALS``, or has a blank or repeated type or one
             of fairseq's special types (<s>, <pad>, </s> and <unk>).
     """
     if not file_exists(vocabulary):
@@ -41,7 +41,7 @@ def read_types(vocabulary: Path) -> list[str]:
 
 
 def fairseq_types(vocabulary: Path) -> list[str]:
-    """Returns the types for fairseq's dict.txt: all but the four special ones, in BERT's order."""
+    """Returns the types of fairseq's dict.txt: all but the four special types, in BERT's order."""
     return [name for name in read_types(vocabulary) if name not in SPECIALS]
 
 
@@ -94,11 +94,11 @@ class WordPieces:
         """Returns the source for an answer and its context, which is truncated around the answer.
 
         Args:
-            answer: Answer, truncated to its first tokens.
-            context: Text that contains it.
-            longest: Maximum number of tokens of the source.
-            longest_answer: Maximum number of tokens of the answer.
-            begins: Index of the answer's first character in the context. By default, spaces are normalized
+            answer: the answer, which is truncated to its first tokens.
+            context: the text that contains the answer.
+            longest: maximum number of tokens of the source.
+            longest_answer: maximum number of tokens of the answer.
+            begins: index of the answer's first character in the context. By default, spaces are normalized
                 and the answer's first occurrence is used.
         """
         if begins is None:
@@ -128,25 +128,26 @@ def normalize_spaces(text: str) -> str:
 
 
 def find_answer(answer: str, context: str, near: int = 0) -> int:
-    """Returns the index at which the answer occurs in its context, the one nearest to ``near`` if several.
+    """Returns the index of the answer in its context, if it occurs several times the nearest to ``near``.
 
     Raises:
-        ValueError: If the answer is blank, or the context does not contain it.
+        UserError: if the answer is blank, or the context does not contain it.
     """
     if not answer.strip():
-        raise UserError("the answer is blank, but must be a part of the context")
+        raise UserError("the answer is blank: give a part of the context")
     positions = []
     position = context.find(answer)
     while position >= 0:
         positions.append(position)
         position = context.find(answer, position + 1)
     if not positions:
-        raise UserError(f"the answer {answer[:40]!r} is not in its context {context[:40]!r}")
+        shown = f"the answer {answer[:40]!r} is not in its context {context[:40]!r}"
+        raise UserError(f"{shown}: give a part of the context")
     return min(positions, key=lambda position: abs(position - near))
 
 
 def window(length: int, first: int, last: int, room: int) -> slice:
-    """Returns a slice of at most ``room`` of ``length`` items around the items ``first`` to ``last`` - 1."""
+    """Returns a slice of at most ``room`` of ``length`` items, around the items ``first`` to ``last`` - 1."""
     start = first - max(room - (last - first), 0) // 2
     start = max(min(start, length - room), 0)
     return slice(start, min(start + room, length))

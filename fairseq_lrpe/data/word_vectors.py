@@ -28,7 +28,8 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
     Words may contain spaces, as in GloVe's files. If a word has several vectors, the first is used.
 
     Raises:
-        ValueError: If a vector has another dimension than the first or invalid numbers, or no word has one.
+        UserError: if a vector has another dimension than the first or invalid numbers, or if no word has a
+            vector.
     """
     size = dimension(path)
     missing = {word.encode() for word in words}

@@ -24,8 +24,9 @@ class Encoding(Traits, Float32Parameters):
 
     q, k and v are (B, H, L, d). Query i is at position ``context.q_offset + i`` and key j at
     ``context.k_offset + j``. Encoding positions one at a time must give exactly the same result as encoding
-    the whole sequence. The functions in ``ops.rotation``, ``ops.permutation`` and ``ops.relative`` accept
-    both kinds of offsets. ``bash scripts/test.sh --encoding NAME`` tests an encoding against this interface.
+    the whole sequence. An offset is a number or a ``PositionIndex``; the functions in ``ops.rotation``,
+    ``ops.permutation`` and ``ops.relative`` accept both. ``bash scripts/test.sh --encoding NAME`` tests an
+    encoding against this interface.
 
     Subclasses declare their options as keyword arguments with defaults, and pass the arguments below to this
     class as ``**shared``.
@@ -37,7 +38,7 @@ class Encoding(Traits, Float32Parameters):
         layer: index of the attention layer, starting at 1.
         layers: total number of attention layers, by default ``layer``.
         max_positions: length of the longest training sequence, for formulas that depend on it. CosFormer and
-            TUPE have no weights beyond it, and raise a ValueError.
+            TUPE raise a ValueError for longer sequences.
         axes: number of coordinates of a position, 1 for sequences and 2 for a grid. With more than 1,
             positions must be given as a ``PositionIndex``.
     """
@@ -49,7 +50,7 @@ class Encoding(Traits, Float32Parameters):
     """Whether q and k are encoded independently of each other, which linear attention requires."""
 
     bidirectional = True
-    """Whether the encoding also works if not causal; by default False if ``log_decay`` is overridden."""
+    """Whether attention may be not causal; by default False if ``log_decay`` is overridden."""
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -117,7 +118,7 @@ class Encoding(Traits, Float32Parameters):
         Only causal attention decays. With shape (H,), linear attention multiplies q_i·k_j by the decay
         exp(log_decay·(i−j)), and softmax attention adds log_decay·(i−j) to the scores, as ALiBi does (Press
         et al. 2022). With shape (H, d), or (1, d) for all heads, each feature t has its own decay: q_i·k_j
-        becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt in both. With shape (H, 1), all
+        becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt in both kinds of attention. With shape (H, 1), all
         features of a head have the same decay.
 
         A decay that depends on the layer's input has shape (B, H, n) or (B, H, n, d) for the n keys of
@@ -132,7 +133,8 @@ class Encoding(Traits, Float32Parameters):
     def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
         """Returns the term that softmax attention adds to the scaled scores, or None for no term.
 
-        The default is the term of ``log_decay``. A subclass with a decay and its own bias must add it.
+        The default is the term of ``log_decay``. A subclass that has a decay and overrides this method must
+        add that term.
 
         Args:
             q: a block of queries as returned by :meth:`forward`.
@@ -156,7 +158,7 @@ def overrides(encoding: Encoding | type[Encoding], name: str) -> bool:
 
 
 def check_positions(encoding: Encoding, argument: str) -> None:
-    """Raises a ValueError if positions must be consecutive, but ``argument`` gives them other values."""
+    """Raises a ValueError if the encoding requires consecutive positions, but ``argument`` gives others."""
     if encoding.accumulates:
         raise ValueError(
             f"{argument} does not support the encoding {encoding.name}, which accumulates values that "
@@ -196,7 +198,7 @@ def encoding_options(cls: type[Encoding]) -> dict[str, object]:
     for name, p in inspect.signature(cls.__init__).parameters.items():
         if name not in _SHARED_ARGUMENTS and p.kind is not p.VAR_KEYWORD:
             if p.default is p.empty:
-                raise TypeError(f"{cls.__name__}: option {name!r} needs a default")
+                raise TypeError(f"the option {name!r} of {cls.__name__} has no default: add one")
             options[name] = p.default
     return options
 

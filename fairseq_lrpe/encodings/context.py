@@ -1,4 +1,4 @@
-"""What an encoding may depend on in a call of attention, besides queries, keys and values."""
+"""The data of a call of attention on which an encoding may depend, besides queries, keys and values."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from fairseq_lrpe.ops.position_index import PositionIndex, as_positions
 
 
 class Context(NamedTuple):
-    """Contains what an encoding may depend on in a call of attention, besides queries, keys and values.
+    """Positions, padding and other data of a call of attention on which an encoding may depend.
 
     Attributes:
         q_offset: position of the first query, or a :class:`fairseq_lrpe.ops.position_index.PositionIndex` if

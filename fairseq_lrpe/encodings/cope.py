@@ -85,7 +85,7 @@ class _ContextualScores(torch.autograd.Function):
 
 
 def _last_position(gates, table):
-    """Returns the last position, which ``fmin`` also uses in place of NaN, which is no index."""
+    """Returns the last position. ``fmin`` with it limits positions, and replaces NaN, which is no index."""
     return gates.new_full((), table.size(-2) - 1)
 
 

@@ -12,10 +12,10 @@ from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, complex_feat
 class CosFormer(TableEncoding):
     """Multiplies q_i·k_j by cos(π(i−j) / 2M) (Qin et al. 2022; LRPE ICLR Eq. 36).
 
-    At position s, x is encoded as [cos(πs/2M) x, sin(πs/2M) x], of width 2d. M is ``max_positions``; weights
-    are positive at distances below M, and negative beyond, so that denominators vanish: positions from M on
-    are refused, and so are shifted keys, whose distances are unknown. The encoding has no parameters and
-    takes O(L d) time; its doubled width doubles the time of linear attention.
+    At position s, x is encoded as [cos(πs/2M) x, sin(πs/2M) x], of width 2d. M is ``max_positions``. Weights
+    are positive at distances below M, and negative beyond, where denominators could vanish: positions from M
+    on are refused, and so are shifts of keys, whose distances to later queries are unknown. The encoding has
+    no parameters and takes O(L d) time; its doubled width doubles the time of linear attention.
 
     Raises:
         ValueError: for positions from M on.
@@ -29,8 +29,8 @@ class CosFormer(TableEncoding):
                 f"{last:,} is beyond them: use shorter inputs, or train with a larger max_positions"
             )
         # The angles of type "b" with count 1 are the single angle π/2M.
-        frequencies = ("b", 1, 1, self.max_positions)
-        return cached_phases(frequencies, offset, x.size(-2), complex_dtype(x), x.device)
+        angle_arguments = ("b", 1, 1, self.max_positions)
+        return cached_phases(angle_arguments, offset, x.size(-2), complex_dtype(x), x.device)
 
     def encode(self, x: Tensor, table: Tensor) -> Tensor:
         return complex_features(x, table)

@@ -74,5 +74,5 @@ def decay_scores(scale: float, q: Tensor, k: Tensor, context: Context) -> Tensor
 
 
 def _preceding(distance):
-    """Returns the distance to preceding keys, and 0 for keys after the query, which are masked."""
+    """Returns the distances to preceding keys, with 0 for keys after the query, which are masked."""
     return distance.clamp(min=0)

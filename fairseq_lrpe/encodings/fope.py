@@ -10,7 +10,7 @@ from fairseq_lrpe.encodings.table import TableEncoding
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
-from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
+from fairseq_lrpe.ops.rotation import complex_dtype, rotary_angles, rotate_pairs
 
 
 @register_encoding(
@@ -26,12 +26,12 @@ class FoPE(TableEncoding):
 
         f_t(s) = cos(s ω_t) + Σ_u a_tu cos(s ω_u) + i (sin(s ω_t) + Σ_u b_tu sin(s ω_u))
 
-    where u are all pairs with ω_u ≥ 2π/N, and N is ``length``, that of training sequences. Pairs with lower
-    frequencies, which do not complete a period in training, have the factor 1. The coefficients a and b
-    are drawn for each layer and head, and are not learned. As in the listing of the paper, they have Xavier's
-    normal distribution with gain σ for a tensor (H, n, n), where n is the number of these pairs: the variance
-    is 2σ²/(n(n + H)). They and N are stored in the checkpoint, so that evaluations at other lengths use the
-    same series.
+    where u runs over all pairs with ω_u ≥ 2π/N, and N is ``length``, the length of training sequences. Pairs
+    with lower frequencies, which do not complete a period in training, have the factor 1. The coefficients a
+    and b are drawn for each layer and head, and are not learned. As in the listing of the paper, they have
+    Xavier's normal distribution with gain σ for a tensor (H, n, n), where n is the number of these pairs: the
+    variance is 2σ²/(n(n + H)). The coefficients and N are stored in the checkpoint, so that evaluations at
+    other lengths use the same series.
 
     A score depends on the absolute positions, because products of different frequencies do. The method's
     linear attention has a LayerNorm instead of a denominator, which these products make negative. The
@@ -54,7 +54,7 @@ class FoPE(TableEncoding):
         pairs = self.head_dim // 2
         length = length or self.max_positions
         self.register_buffer("length", torch.tensor([float(length)]))
-        self._frequencies = ("a", pairs, self.head_dim, self.max_positions)
+        self._angle_arguments = ("a", pairs, self.head_dim, self.max_positions)
         lowest = 2 * math.pi / length
         count = sum(10000 ** (-2 * t / self.head_dim) >= lowest for t in range(pairs))
         size = sigma * (2 / max(1, count * (count + self.num_heads))) ** 0.5
@@ -68,7 +68,7 @@ class FoPE(TableEncoding):
     def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         """Returns the factors (H, L, d/2) of the positions of x (B, H, L, d)."""
         position = coordinates(offset, x.size(-2), x.device)
-        theta = constant(rotary_frequencies, *self._frequencies, device=position.device, dtype=position.dtype)
+        theta = constant(rotary_angles, *self._angle_arguments, device=position.device, dtype=position.dtype)
         kept = theta >= 2 * math.pi / to_float64(self.length)
         # in float64, as for RoPE
         angles = position * torch.where(kept, theta, 0.0)

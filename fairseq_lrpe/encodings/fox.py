@@ -16,9 +16,9 @@ class ForgetGate(InputsMixin, Encoding):
     """Base class of encodings with a forget gate, whose logarithm is the last of the input features.
 
     The gate of head h at position t is f_t = σ(w_h·x_t + b_h), where x is the layer's input. w is initialized
-    from N(0, 0.02²) and b to ``bias``. By default, it is 0, as in the authors' code: all gates start at about
-    1/2, so that a key ten positions back has the weight 0.001. With 5, they start at 0.993, and that key has
-    the weight 0.935. With ``no_bias``, b is not learned, but remains ``bias``.
+    from N(0, 0.02²) and b to ``bias``. By default, ``bias`` is 0, as in the authors' code: all gates start at
+    about 1/2, so that a key ten positions back has the weight 0.001. With 5, they start at 0.993, and that
+    key has the weight 0.935. With ``no_bias``, b is not learned, but remains ``bias``.
 
     Logarithms and their sums are computed in float32 or float64.
 
@@ -37,7 +37,7 @@ class ForgetGate(InputsMixin, Encoding):
         self._constant_bias = bias if no_bias else 0.0
 
     def input_features(self, x: Tensor) -> Tensor:
-        """Returns log f (B, H, n, 1); a subclass with other features puts them before it."""
+        """Returns log f (B, H, n, 1); a subclass with further features puts them before log f."""
         logits = at_least_float32(self.gate(x[:, self.left_context :]))
         if self._constant_bias:
             logits = logits + self._constant_bias

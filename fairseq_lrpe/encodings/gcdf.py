@@ -9,7 +9,7 @@ from fairseq_lrpe.ops.float64 import float64_options
 
 
 def gaussian_cdfs(distance: Tensor, width: int) -> Tensor:
-    """Returns Φ(x/σ_k) for distances x, float64 (distances, width); σ_k = width^(k/width), k = 1..width."""
+    """Returns Φ(x/σ_k) of n distances x, (n, width) in float64, with σ_k = width^(k/width), k = 1..width."""
     k = torch.arange(1, width + 1, **float64_options(distance.device))
     return torch.special.ndtr(distance[:, None] / width ** (k / width))
 

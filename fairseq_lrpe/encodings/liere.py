@@ -15,7 +15,7 @@ from fairseq_lrpe.ops.position_index import PositionIndex, as_positions, coordin
 from fairseq_lrpe.ops.precision import sum_dtype
 
 _BLOCK_SIZE = 64
-"""Number of positions in a block, whose rotations are that of its start times those of positions 0 to 63."""
+"""Number of positions of a block, whose rotations are that of its first position times those of 0 to 63."""
 
 
 @register_encoding(
@@ -32,13 +32,13 @@ class LieRE(TableEncoding):
     In a sequence, the scores depend only on the difference of positions. In an image, this holds only if A_0
     and A_1 commute, as for b = 2; otherwise, R(p)ᵀ R(p') also depends on the absolute position.
 
-    The entries above the diagonal are initialized uniformly in (0, 2π), as in the authors' code. Its models
-    have a class token, whose rotation is the identity; the models here have none. The authors use softmax
-    attention; the method's linear attention has a LayerNorm, like that of RoPE-Mixed.
+    The entries above the diagonal are initialized uniformly in (0, 2π), as in the authors' code. The authors'
+    models have a class token, whose rotation is the identity; the models here have none. The authors use
+    softmax attention; the method's linear attention has a LayerNorm, like that of RoPE-Mixed.
 
-    The parameter ``generators`` (axes, H, d/b, b(b−1)/2) contains these entries. The rotations of all L
-    positions take O(L d b²) time and O(L d b) memory per head for the whole batch, in float64; multiplying by
-    them takes O(L d b) time per sequence.
+    The parameter ``generators`` (axes, H, d/b, b(b−1)/2) contains the entries above the diagonal. The
+    rotations of all L positions take O(L d b²) time and O(L d b) memory per head for the whole batch, in
+    float64; multiplying by them takes O(L d b) time per sequence.
 
     Raises:
         ValueError: if d is not a multiple of b, or b is 1.
@@ -94,7 +94,7 @@ class LieRE(TableEncoding):
 
 
 class _MatrixExponential(torch.autograd.Function):
-    """Computes ``torch.matrix_exp`` with a backward pass that is exact for gradients of any size.
+    """Matrix exponential with a backward pass whose relative error does not depend on the gradients' size.
 
     The gradient with respect to A is the upper right block of exp([[Aᵀ, G], [0, Aᵀ]]), where G is the
     incoming gradient. torch's rounding error depends on the size of G; here, G is scaled to a maximum of 1.

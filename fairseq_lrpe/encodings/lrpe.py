@@ -25,7 +25,7 @@ from fairseq_lrpe.ops.rotation import (
     complex_dtype,
     complex_features,
     phases,
-    rotary_frequencies,
+    rotary_angles,
     rotate_halves,
     rotate_pairs,
 )
@@ -122,8 +122,8 @@ class LRPE(PermutationBuffer, RotaryEncoding):
             width = d // 2 + d // 2 % 2 if core == "mixed" else d
             count = d if core == "unitary" else width // 2
             self.rotated_width = width
-            self.frequencies = (theta_type, count, width, self.max_positions)
-            theta = rotary_frequencies(*self.frequencies)
+            self.angle_arguments = (theta_type, count, width, self.max_positions)
+            theta = rotary_angles(*self.angle_arguments)
             dtype = sum_dtype(torch.get_default_dtype())
             self.theta = nn.Parameter(torch.empty(count, dtype=dtype).copy_(theta)) if learn_theta else theta
 
@@ -157,11 +157,11 @@ class LRPE(PermutationBuffer, RotaryEncoding):
             return self.permutation_table(offset, length)
         if self.learn_theta:
             return phases(self._angles(offset, length), offset, length).to(x.device, complex_dtype(x))
-        frequencies = (*self.frequencies, self.scaling_at(offset, length))
-        return cached_phases(frequencies, offset, length, complex_dtype(x), x.device)
+        angle_arguments = (*self.angle_arguments, self.scaling_at(offset, length))
+        return cached_phases(angle_arguments, offset, length, complex_dtype(x), x.device)
 
     def _angles(self, offset, length):
-        """Returns the learned angles (n,) in float64, scaled."""
+        """Returns the learned angles (n,) in float64, with the ``rope_scaling``."""
         theta = to_float64(self.theta).flatten()
         scaling = self.scaling_at(offset, length)
         return theta if scaling is None else scaling.scale(theta, self.rotated_width)

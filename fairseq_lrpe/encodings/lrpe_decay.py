@@ -9,7 +9,7 @@ from fairseq_lrpe.encodings.lrpe import LRPE
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.position_index import PositionIndex
-from fairseq_lrpe.ops.rotation import complex_dtype, phases, rotary_frequencies
+from fairseq_lrpe.ops.rotation import complex_dtype, phases, rotary_angles
 
 
 @register_encoding(
@@ -19,14 +19,14 @@ from fairseq_lrpe.ops.rotation import complex_dtype, phases, rotary_frequencies
 class LRPEDecay(LRPE):
     """Unitary LRPE with learned angles and the decay λ = e^(−(8h/H)(1 − l/L)) of head h in layer l.
 
-    It is the LRPE-d of TransNormerLLM (Qin et al. 2023, Section 3.1). With h = 1..H and l = 1..L, the product
-    of query i and key j is weighted by λ^(i−j), which is 1 in the last layer. The public code uses ALiBi's
-    slopes 2^(−8h/H) instead of 8h/H; here the paper's formula is used. Encoding takes O(L d) time and doubles
-    the width of q and k.
+    The encoding is the LRPE-d of TransNormerLLM (Qin et al. 2023, Section 3.1). With h = 1..H and l = 1..L,
+    the product of query i and key j is weighted by λ^(i−j), which is 1 in the last layer. The public code
+    uses ALiBi's slopes 2^(−8h/H) instead of 8h/H; here the paper's formula is used. Encoding takes O(L d)
+    time and doubles the width of q and k.
 
     By default, all layers rotate q and k, by angles that the heads share. With ``first_layer``, only layer 1
-    does, as in the models of TransNormerLLM; the other layers only decay, and have no parameters. ``theta``
-    is then (H, d), initially 10000^(−2n/(H·d)) for n = 0..H·d−1.
+    rotates, as in the models of TransNormerLLM; the other layers only decay, and have no parameters.
+    ``theta`` of layer 1 is then (H, d), initially 10000^(−2n/(H·d)) for n = 0..H·d−1.
 
     Raises:
         ValueError: if ``layers`` is missing. Its default is ``layer``, the last layer, which does not decay.
@@ -43,7 +43,7 @@ class LRPEDecay(LRPE):
             del self.theta
         elif first_layer:
             self.rotated_width = width = self.num_heads * self.head_dim
-            theta = rotary_frequencies("a", width, width, self.max_positions)
+            theta = rotary_angles("a", width, width, self.max_positions)
             new = self.theta.new_empty(self.num_heads, self.head_dim)
             self.theta = nn.Parameter(new.copy_(theta.view_as(new)))
 

@@ -12,7 +12,7 @@ from fairseq_lrpe.encodings.decay_scores import decay_scores, prepare_decay
 
 
 class Traits:
-    """Facts about an encoding that its users ask for; each is true of few encodings."""
+    """Properties of an encoding that other modules query; each applies to few encodings."""
 
     uses_absolute_positions = False
     """Whether scores or outputs depend on absolute positions, which excludes a memory of earlier segments."""
@@ -24,7 +24,7 @@ class Traits:
     """Whether positions can have several coordinates, those of a ``PositionIndex``."""
 
     draws_noise = False
-    """Whether each call in training mode draws other noise, which excludes a state."""
+    """Whether each call in training mode draws new noise, so that no state can be passed between calls."""
 
     shared_across_layers = False
     """Whether all attention layers of an encoder or decoder share one module."""
@@ -37,7 +37,7 @@ class Traits:
 
 
 class ScoresMixin:
-    """For encodings that compute the scores of softmax attention, or data that all blocks of them share.
+    """Mixin for encodings that compute the scores of softmax attention, or data that all blocks share.
 
     Softmax attention computes scores for one block of queries at a time. It calls :meth:`prepare` once, and
     then :meth:`scores` for each block. If that returns None, the scores are scale·q·kᵀ + bias.
@@ -68,7 +68,7 @@ class ScoresMixin:
         return decay_scores(self.scale, q, k, context)
 
     def cached_keys(self, k: Tensor, context: Context) -> Tensor:
-        """Returns the keys (B, H, Lk, d) to store, by default k, which precede those of the next call.
+        """Returns the keys (B, H, Lk, d) to store for the next call, by default k.
 
         Args:
             k: all keys (B, H, Lk, d): stored ones as this method returned them, then those of this call as
@@ -79,7 +79,7 @@ class ScoresMixin:
 
 
 class ValuesMixin:
-    """For encodings that transform values before attention, or outputs after it."""
+    """Mixin for encodings that transform values before attention, or outputs after it."""
 
     needs_weights = False
     """Whether softmax attention passes its weights to :meth:`decode_output`."""
@@ -112,7 +112,7 @@ class ValuesMixin:
 
 
 class InputsMixin:
-    """For encodings that depend on the inputs of the attention layer."""
+    """Mixin for encodings that depend on the inputs of the attention layer."""
 
     left_context = 0
     """Number of preceding inputs that :meth:`input_features` needs."""
@@ -132,7 +132,7 @@ class InputsMixin:
 
 
 class ShiftMixin:
-    """For encodings that change keys and can move encoded keys, which a memory of running sums requires."""
+    """Mixin for encodings of keys that can be moved after encoding, as a memory of running sums requires."""
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         """Returns the encoding of the same keys at positions smaller by ``shift``.

@@ -26,7 +26,7 @@ class NEZHA(Shaw):
         super().__init__(k=k, values=True, **shared)
 
     def _create_vectors(self):
-        """Creates no parameters."""
+        """Creates no parameters, because the vectors are fixed."""
 
     def _vectors(self, name, like):
         # The table of k + 1 queries and keys has the distances k, .., -k, and an unused one. Shaw's index of

@@ -23,7 +23,7 @@ class PaTHFoX(ForgetGate, PaTH):
         super().__init__(bias=bias, **shared)
 
     def input_features(self, x: Tensor) -> Tensor:
-        """Returns √β_s w_s and log f (B, H, n, d + 1)."""
+        """Returns √β_s w_s (B, H, n, d) and log f (B, H, n, 1), concatenated in the last dimension."""
         reflections = PaTH.input_features(self, x)
         return torch.cat([reflections, ForgetGate.input_features(self, x)], dim=-1)
 

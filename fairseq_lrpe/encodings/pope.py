@@ -41,8 +41,8 @@ class PoPE(RotaryEncoding):
         """Returns the phases (L, d) of the positions of x (B, H, L, d)."""
         length = x.size(-2)
         width = 2 * self.head_dim  # so that the angles 10000^(−2t/width) are 10000^(−t/d)
-        frequencies = "a", self.head_dim, width, self.max_positions, self.scaling_at(offset, length)
-        return cached_phases(frequencies, offset, length, complex_dtype(x), x.device)
+        angle_arguments = "a", self.head_dim, width, self.max_positions, self.scaling_at(offset, length)
+        return cached_phases(angle_arguments, offset, length, complex_dtype(x), x.device)
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         self.check_keys(q, k, context)

@@ -25,5 +25,5 @@ class RoPE(RotaryEncoding):
 
     def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
         length = x.size(-2)
-        frequencies = "a", self.pairs, self.head_dim, self.max_positions, self.scaling_at(offset, length)
-        return cached_phases(frequencies, offset, length, complex_dtype(x), x.device)
+        angle_arguments = "a", self.pairs, self.head_dim, self.max_positions, self.scaling_at(offset, length)
+        return cached_phases(angle_arguments, offset, length, complex_dtype(x), x.device)

@@ -10,7 +10,7 @@ from fairseq_lrpe.encodings.rotation import RotaryEncoding
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
 from fairseq_lrpe.ops.precision import sum_dtype
-from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies
+from fairseq_lrpe.ops.rotation import complex_dtype, rotary_angles
 
 _BASE = 10.0
 """Base of the initial angles of an image, as in the public code."""
@@ -54,7 +54,7 @@ class RoPEMixed(RotaryEncoding):
                 f"{'a sequence' if self.axes == 1 else 'an image'}, not {d}"
             )
         if self.axes == 1:
-            theta = rotary_frequencies("a", d // 2, d, self.max_positions).expand(1, heads, -1)
+            theta = rotary_angles("a", d // 2, d, self.max_positions).expand(1, heads, -1)
         else:
             size = _BASE ** (-4 * torch.arange(d // 4) / d)
             phi = 2 * math.pi * torch.rand(heads, 1)

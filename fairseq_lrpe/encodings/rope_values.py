@@ -13,8 +13,8 @@ class RoPEValues(ValuesMixin, RoPE):
     """RoPE that also rotates v at position s by +s (Su 2021, survey of position encodings, after Eq. 17).
 
     The output is o_i = Σ_j a_ij RoPE(v_j, j). Scores are relative, as with RoPE, but the output also depends
-    on the absolute positions of the keys; RoPER rotates it back by the position of the query. The encoding
-    has no parameters and takes O(L d) time.
+    on the absolute positions of the keys; RoPER rotates the output back by the position of the query. The
+    encoding has no parameters and takes O(L d) time.
     """
 
     uses_absolute_positions = True

@@ -14,13 +14,13 @@ class RotaryEncoding(TableEncoding):
     """Base class of encodings that rotate features by angles proportional to the position.
 
     The table has the phases e^{isθ} of each position s, (..., L, n); by default, they rotate the pairs
-    (x_2t, x_2t+1). Subclasses must apply the scaling that :meth:`scaling_at` returns to their angles, and
-    call :meth:`check_shift` if they override ``shift_keys``. Only the angles are scaled: parameters, and
-    other functions of the distance such as decays, remain unchanged.
+    (x_2t, x_2t+1). Subclasses must apply the scaling that :meth:`scaling_at` returns to their angles, or set
+    ``scalable`` to False, and call :meth:`check_shift` if they override ``shift_keys``. Only the angles are
+    scaled: parameters, and other functions of the distance such as decays, remain unchanged.
     """
 
     rope_scaling: RopeScaling | None = None
-    """How angles are scaled, or None; :func:`scale_rotations` sets it."""
+    """The scaling of the angles, or None for no scaling; set by :func:`scale_rotations`."""
 
     @property
     def scalable(self) -> bool:
@@ -30,8 +30,8 @@ class RotaryEncoding(TableEncoding):
     def scaling_at(self, offset: int | PositionIndex, length: int) -> RopeScaling | None:
         """Returns the scaling in a sequence that ends with the ``length`` positions from ``offset`` on.
 
-        With a ``PositionIndex``, it ends with its ``max_position``. Only dynamic scaling depends on the end.
-        None means that angles are not scaled.
+        With a ``PositionIndex``, the sequence ends with its ``max_position``. Only dynamic scaling depends on
+        the end. None means that angles are not scaled.
         """
         return self.rope_scaling and self.rope_scaling.at_length(as_positions(offset).end(length))
 
@@ -49,7 +49,7 @@ class RotaryEncoding(TableEncoding):
     def check_keys(self, q: Tensor, k: Tensor, context: Context) -> None:
         """Raises a ValueError if dynamic scaling changes the angles and the call does not encode all keys.
 
-        Cached keys were encoded with the angles of a shorter length.
+        Cached keys have been encoded with the angles of a shorter sequence.
         """
         if self.rope_scaling is None or self.rope_scaling.type != "dynamic":
             return
@@ -73,6 +73,13 @@ class RotaryEncoding(TableEncoding):
         return (q, k) if factor == 1.0 else (factor * q, factor * k)
 
 
+def scalable_encodings() -> list[str]:
+    """Returns the sorted names of the registered encodings whose angles can be scaled."""
+    rotary = ((name, cls) for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding))
+    # A class that has the property ``scalable`` decides by its options.
+    return sorted(name for name, cls in rotary if cls.scalable is not False)
+
+
 def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
     """Scales the angles of all rotations in a module, such as a model or an encoding.
 
@@ -89,11 +96,9 @@ def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
         problem = "the model has no encoding"
         if other:
             problem = f"{other[0].name} has no rotation angles that can be scaled"
-        rotating = [name for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding)]
-        names = sorted(name for name in rotating if ENCODINGS[name].scalable is not False)
         raise ValueError(
-            f"{problem}: for rope scaling, use one of {', '.join(names)} in sequences, except lrpe's "
-            "permutation core"
+            f"{problem}: for rope scaling, use one of {', '.join(scalable_encodings())} in sequences, except "
+            "lrpe's permutation core"
         )
     for encoding in encodings:
         encoding.rope_scaling = scaling

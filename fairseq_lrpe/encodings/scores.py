@@ -18,7 +18,7 @@ def modifies_scores(encoding: Encoding) -> bool:
 def prepare_scores(encoding: Encoding, q: Tensor, k: Tensor, context: Context) -> Context:
     """Returns the context with ``log_decay`` and ``prepared``, for the calls of ``bias`` and ``scores``.
 
-    Tables of distances then have only those of the given positions, if these are far apart.
+    If the positions are far apart, tables of distances then have only the distances between them.
     """
     context = context._replace(q_offset=as_positions(context.q_offset).with_distances())
     if context.log_decay is None:

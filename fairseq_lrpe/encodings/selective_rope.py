@@ -83,7 +83,7 @@ class SelectiveRoPE(InputsMixin, Encoding):
                 nn.init.zeros_(self.angle_gate.bias)
 
     def input_features(self, x: Tensor) -> Tensor:
-        """Returns φ (B, H, n, d/2)."""
+        """Returns the angles φ (B, H, n, d/2)."""
         x = self._normalized(x)
         y = self.w_out(self.w_in(x))
         length = x.size(1) - self.left_context
@@ -126,6 +126,6 @@ class SelectiveRoPEFoX(ForgetGate, SelectiveRoPE):
         super().__init__(gate=gate, no_bias=no_bias, bias=bias, **shared)
 
     def input_features(self, x: Tensor) -> Tensor:
-        """Returns φ and log f (B, H, n, d/2 + 1)."""
+        """Returns φ (B, H, n, d/2) and log f (B, H, n, 1), concatenated in the last dimension."""
         angles = SelectiveRoPE.input_features(self, x)
         return torch.cat([angles, ForgetGate.input_features(self, x)], dim=-1)

@@ -43,7 +43,7 @@ class GatedSPE(ShiftMixin, Encoding):
         return self.random_noise(*self.noise_shape) if self.training else self.noise
 
     def random_noise(self, *shape: int) -> Tensor:
-        """Returns noise from torch's random state."""
+        """Returns standard normal noise of a shape, drawn from torch's random state."""
         # Noise is drawn in float32 for half precision, too: another dtype gives other numbers for a seed.
         dtype = sum_dtype(self.gate.dtype)
         return torch.randn(shape, dtype=dtype, device=self.gate.device)
@@ -109,7 +109,7 @@ class SPE(GatedSPE):
         return q @ q_noise.to(q.dtype), k @ k_noise.to(k.dtype)
 
     def _sines(self, x, offset):
-        """Returns cos and sin of 2πfs, (H, L, d) each."""
+        """Returns cos and sin of 2πfs, (H, L, d) each, for the positions s of x."""
         omega = (torch.sigmoid(to_float64(self.freqs)) * torch.pi).flatten()
         table = phases(omega, offset, x.size(-2)).to(x.device, complex_dtype(x))
         table = table.unflatten(1, (self.num_heads, -1)).transpose(0, 1)

@@ -19,11 +19,11 @@ class StickBreaking(ScoresMixin, Encoding):
 
     There is no softmax: key j receives the fraction σ(z_ij) of the weight that the keys between it and the
     query have left of 1. The weights of a query sum to at most 1, and the rest is not used. Only keys before
-    the query receive weight, not its own, so that the output is 0 at the first position. Padding
-    receives none.
+    the query receive weight, not the query's own key, so that the output is 0 at the first position. Padding
+    receives no weight.
 
-    The scores are the logarithms of the weights, computed by a sum over keys in at least float32. They take
-    O(L² d) time. The encoding has no parameters.
+    The scores are the logarithms of the weights, computed by a sum over keys in at least float32, in O(L² d)
+    time. The encoding has no parameters.
     """
 
     decomposable = False

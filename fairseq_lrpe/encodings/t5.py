@@ -48,8 +48,8 @@ class T5(Encoding):
         super().__init__(**shared)
         if buckets < 4 or buckets % 4 or max_distance <= buckets // 2:
             raise ValueError(
-                "t5 needs a number of buckets that is a multiple of 4 and a max distance above half of it, "
-                f"not {buckets} buckets and max distance {max_distance}"
+                "t5 needs buckets that is a multiple of 4 and max_distance above buckets / 2, not buckets "
+                f"{buckets} and max_distance {max_distance}"
             )
         self.buckets = buckets
         self.max_distance = max_distance

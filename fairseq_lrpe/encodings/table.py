@@ -12,7 +12,7 @@ from fairseq_lrpe.ops.position_index import PositionIndex, same_positions
 
 
 def position_tables(build: Callable, q: Tensor, k: Tensor, context: Context) -> tuple:
-    """Returns ``build(q, q_offset)`` and ``build(k, k_offset)``, computed once if the positions are equal."""
+    """Returns ``build(q, q_offset)`` and ``build(k, k_offset)``, which are one table for equal positions."""
     q_table = build(q, context.q_offset)
     if same_positions(context.q_offset, context.k_offset, q.size(-2), k.size(-2)):
         return q_table, q_table
@@ -20,15 +20,15 @@ def position_tables(build: Callable, q: Tensor, k: Tensor, context: Context) -> 
 
 
 def _starts_kernels(x):
-    """Returns whether operations on x are kernels of a device, whose start takes longer than a short one."""
+    """Returns whether x is on a device on which starting a short operation takes longer than executing it."""
     return x.device.type != "cpu"
 
 
 class TableEncoding(ShiftMixin, Encoding):
     """Base class of encodings that transform q and k by a table with a row for each position.
 
-    Subclasses implement both methods. If queries and keys have equal positions, they share one table, and on
-    a GPU they are encoded together.
+    Subclasses implement :meth:`position_table` and :meth:`encode`. If queries and keys have equal positions,
+    they share one table, and on a GPU they are encoded together.
     """
 
     def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:

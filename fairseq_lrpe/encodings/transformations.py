@@ -1,4 +1,4 @@
-"""What mixins add, for any encoding: values, outputs, encoded keys and features of the inputs."""
+"""Functions that apply the methods of mixins, for encodings with and without these mixins."""
 
 import torch
 from torch import Tensor

@@ -37,8 +37,8 @@ class TUPE(ScoresMixin, Encoding):
     of another query. As in the authors' code (guolinke/TUPE), θ₁ and θ₂ are the scores of two table rows with
     themselves: of an additional row before position 0, and of the row of position 0. The relative bias of
     the first token is bucket 16, which no distance uses, if it is the query, and an additional bucket if it
-    is the key. Turn ``cls`` off in models without such a token, as those for translation and images, and in
-    classifiers that pool over all tokens.
+    is the key. Turn ``cls`` off in models without such a token, such as those for translation and images, and
+    in classifiers that pool over all tokens.
 
     For the whole batch, the bias takes O(L²·E) time, and projecting the table rows O(L·E²); a decoding step
     takes O(L·E·H) time. The authors' model also normalizes the embeddings of the tokens.

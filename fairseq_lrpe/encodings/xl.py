@@ -13,7 +13,7 @@ from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_s
 
 
 def sinusoids(distance: Tensor, width: int) -> Tensor:
-    """Returns the sinusoidal R of each distance, float64 (distances, width) (LFHC paper Eqs. 6-7)."""
+    """Returns the sinusoids R (distances, width) of distances, in float64 (LFHC paper Eqs. 6-7)."""
     t = torch.arange(0, width, 2, **float64_options(distance.device))
     angle = distance[:, None] / 10000 ** (t / width)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width]

@@ -1,7 +1,7 @@
 """Functions that read fairseq's checkpoints.
 
-Importing this module allows torch.load with weights_only=True to load two harmless types in them: numpy
-scalars, which are metrics, and argparse.Namespace, which contains the flags of some models.
+Importing this module allows torch.load with weights_only=True to load two harmless types that checkpoints
+contain: numpy scalars, which are metrics, and argparse.Namespace, which has the flags of some models.
 """
 
 import argparse
@@ -34,7 +34,7 @@ for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
 def read_checkpoint(path: Path, remedy: str) -> dict:
     """Returns the content of a checkpoint of fairseq, with memory-mapped tensors.
 
-    In its ``cfg``, ``model`` and ``task`` are dicts. ``remedy`` is the suggested fix that ends the error
+    ``model`` and ``task`` in its ``cfg`` are dicts. ``remedy`` is the suggested fix that ends the error
     message if the file does not exist.
 
     Raises:

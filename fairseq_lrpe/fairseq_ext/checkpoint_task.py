@@ -1,7 +1,7 @@
 """Makes fairseq's evaluation commands use the task of a checkpoint, with its settings.
 
-By default, most of these commands read both from the command line only, so a model trained by ``memory_lm``
-would be evaluated by ``language_modeling``, without its memory.
+By default, most of these commands read the task and its settings from the command line only, so that a model
+trained by ``memory_lm`` would be evaluated by ``language_modeling``, without its memory.
 """
 
 import os
@@ -18,7 +18,7 @@ from fairseq_lrpe.utils.errors import UserError
 
 
 def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
-    """Makes the task of the first checkpoint of ``--path`` in ``words`` the default of their parser.
+    """Makes the task of the first checkpoint of ``--path`` in ``words`` the default of ``parser``.
 
     Only this plugin's tasks are restored, except in ``fairseq-validate``, which has no default task. fairseq
     calls this function again when the parser has the task's flags, whose defaults then become the settings

@@ -1,4 +1,4 @@
-"""Processes that load data for fairseq's commands: one that cannot send a batch ends the command."""
+"""Processes that load data for fairseq's commands, which end if such a process cannot send a batch."""
 
 import os
 from functools import wraps

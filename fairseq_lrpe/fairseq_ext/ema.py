@@ -15,7 +15,7 @@ class ExactEMA(EMA):
     - A tensor that has several names, such as tied embeddings, is averaged once, not once for each name.
     - Integer tensors, which have no average, are copied.
     - ``--ema-update-freq`` counts the updates of the whole training, not those since it was resumed.
-    - The average keeps its last layer norm, which fairseq's decoder removes if a state dict has no version.
+    - The average keeps the last LayerNorm, which fairseq's decoder removes if a state dict has no version.
     """
 
     def restore(self, state_dict, build_fp32_params=False):
@@ -42,7 +42,7 @@ class ExactEMA(EMA):
 
 
 def load_checkpoint_with_average(load_checkpoint, self, *args, **kwargs):
-    """Loads a checkpoint into a trainer; without a stored average, the average starts from the model.
+    """Loads a checkpoint into a trainer; if it has no average, the average starts from the model.
 
     fairseq raises a KeyError if the checkpoint has no average.
     """

@@ -100,7 +100,7 @@ def batches_of_epoch(iterator, settings, state) -> list:
 
 
 def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
-    """Returns the batches of this process; in an epoch resumed with other batches, those of its rest."""
+    """Returns the batches of this process: those that are left of an epoch resumed with other batches."""
     rest = getattr(self, "rest", None)
     if not rest or rest["epoch"] != epoch:
         return ordered(self, epoch, fix_batches_to_gpus, shuffle)
@@ -113,7 +113,11 @@ def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
 
 
 def state_dict(get_state, self):
-    """Returns the state; in an epoch resumed with other batches, with its first settings and samples seen."""
+    """Returns the state.
+
+    In an epoch resumed with other batches, the state has the settings with which the epoch was started, and
+    the number of samples that were seen.
+    """
     state = get_state(self)
     rest = getattr(self, "rest", None)
     if rest and rest["epoch"] == state["epoch"]:

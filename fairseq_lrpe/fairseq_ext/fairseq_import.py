@@ -1,4 +1,4 @@
-"""Imports fairseq without its changes of the root logger; must be imported before other uses of fairseq.
+"""Imports fairseq without its changes of the root logger; import this module before any use of fairseq.
 
 Raises:
     ImportError: if torch is too old, or if fairseq was not built for the installed numpy. fairseq's commands

@@ -18,10 +18,9 @@ CPU_ELEMENTS = 2**18
 
 
 def adam_step(step: Callable, optimizer: Adam, closure: Callable | None = None):
-    """Performs a step of fairseq's Adam for all parameters that have had the same number of steps together.
+    """Performs a step of fairseq's Adam, updating parameters with equal numbers of steps together.
 
-    fairseq's own ``step`` is called for what it does in other operations: half-precision parameters, sparse
-    gradients and AMSGrad.
+    For half-precision parameters, sparse gradients and AMSGrad, fairseq's own ``step`` is called.
     """
     if not all(_is_supported(optimizer, group) for group in optimizer.param_groups):
         return step(optimizer, closure)
@@ -107,7 +106,7 @@ def _update(optimizer, group, parameters, step):
 
 
 class FP16Optimizer(optim.FP16Optimizer):
-    """fairseq's optimizer of float32 copies of half-precision parameters, which copies all of them together.
+    """fairseq's optimizer of half-precision parameters, which converts all parameters together.
 
     The class has the name of fairseq's class, which fairseq writes to checkpoints and compares.
     """
@@ -174,7 +173,7 @@ class FP16Optimizer(optim.FP16Optimizer):
         return [parameter for parameter in self.fp16_params if parameter.device.index == device]
 
     def _views(self, key, flat, parameters):
-        """Returns the parts of a flat tensor with the shapes of the parameters; they are created once."""
+        """Returns views of a flat tensor in the shapes of the parameters, which are created only once."""
         views = self._flat_views.get(key)
         if views is None or len(views) != len(parameters) or views[0].data_ptr() != flat.data_ptr():
             sizes = [parameter.numel() for parameter in parameters]

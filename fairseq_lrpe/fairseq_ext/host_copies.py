@@ -16,7 +16,7 @@ _copies = WeakIdKeyDictionary()
 
 
 def move_to_cuda(sample, device: torch.device | int | None = None):
-    """Moves all tensors of a batch to a GPU like fairseq's function, and keeps copies of those of tokens."""
+    """Moves all tensors of a batch to a GPU like fairseq's function, and keeps copies of token tensors."""
     device = torch.cuda.current_device() if device is None else device
     return utils.apply_to_sample(lambda x: _moved(x, device), sample)
 
@@ -24,8 +24,8 @@ def move_to_cuda(sample, device: torch.device | int | None = None):
 def on_host(x: Tensor) -> Tensor:
     """Returns a tensor with the values of x: a known copy on the CPU, or x itself.
 
-    x itself is returned, and reading its values waits for its device, if it was not moved by
-    :func:`move_to_cuda`, was modified since, or while torch.compile traces.
+    If x was not moved by :func:`move_to_cuda`, or was modified since, or while torch.compile traces, x itself
+    is returned, and reading its values waits for its device.
     """
     if torch.compiler.is_compiling():
         return x
@@ -34,7 +34,7 @@ def on_host(x: Tensor) -> Tensor:
 
 
 def on_both(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Returns ``function(x)``, whose copy on the CPU is computed from that of x if x has one."""
+    """Returns ``function(x)``, whose copy on the CPU is computed from the copy of x, if there is one."""
     out = function(x)
     copy = on_host(x)
     if copy is not x:

@@ -1,4 +1,4 @@
-"""fairseq's loss of masked language models without reading from a GPU how many tokens are masked."""
+"""fairseq's loss of masked language models, computed without reading the number of masks from a GPU."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,8 @@ from fairseq_lrpe.fairseq_ext.host_copies import on_both, on_host
 def selected(x: Tensor, mask: Tensor) -> Tensor:
     """Returns x[mask] for x (B, L, ...) and a mask (B, L).
 
-    On a GPU, indexing by a mask waits for the number of its elements, which a copy on the CPU tells.
+    On a GPU, indexing by a mask would wait for the number of selected rows, which is read from a copy of the
+    mask on the CPU.
     """
     copy = on_host(mask)
     if copy is mask:
@@ -22,7 +23,7 @@ def selected(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def loss(forward: Callable, criterion: MaskedLmLoss, model, sample, reduce: bool = True):
-    """Computes fairseq's loss; ``forward`` does so for targets that have no copy on the CPU."""
+    """Computes fairseq's loss; ``forward`` is fairseq's function, used if targets have no copy on the CPU."""
     mask = on_both(lambda target: target.ne(criterion.padding_idx), sample["target"])
     copy = on_host(mask)
     if copy is mask or not copy.any():

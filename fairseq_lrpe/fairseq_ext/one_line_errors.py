@@ -11,7 +11,8 @@ from fairseq_lrpe.utils.errors import UserError
 def run(function: Callable, *args, **kwargs):
     """Returns ``function(*args, **kwargs)``; in a command, prints a UserError without a traceback and exits.
 
-    It can also be the cause of another exception: fairseq raises one if a checkpoint does not fit the model.
+    The UserError can also be the cause of another exception, as fairseq's if a checkpoint does not fit the
+    model.
     """
     if not is_fairseq_command():
         return function(*args, **kwargs)

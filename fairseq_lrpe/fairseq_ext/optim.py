@@ -10,7 +10,7 @@ NAME = "adam_decay_matrices"
 class AdamDecayMatrices(FairseqAdam):
     """Adam that does not apply --weight-decay to one-dimensional parameters, such as biases and norms.
 
-    This follows timm 0.3.2, which DeiT and the LRPE paper's code use. DeiT also excludes its position
+    The rule is that of timm 0.3.2, which DeiT and the LRPE paper's code use. DeiT also excludes its position
     embeddings from weight decay; the LRPE paper's code does not.
     """
 

@@ -188,7 +188,7 @@ def _parse(check_command_line, check_arguments, parse, parser, input_args=None, 
 
 
 def _save_on_signal(received, validate_and_save, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
-    """After a signal, saves a checkpoint at the end of the update and exits; training resumes identically.
+    """Saves a checkpoint at the end of an update after a signal, and exits; training resumes identically.
 
     The signals are handled from the first update on. Only the process that writes checkpoints reacts: the
     others may be in the middle of the next update, which needs all processes.
@@ -205,7 +205,8 @@ def _save_on_signal(received, validate_and_save, cfg, trainer, task, epoch_itr, 
 def _with_blocked_signals(iterate, self):
     """Starts a DataLoader's workers with blocked ``SAVE_SIGNALS``, so that they run until the checkpoint.
 
-    At exit, multiprocessing would wait for workers that block SIGTERM: ``_kill_workers`` stops them first.
+    At exit, multiprocessing would wait for workers that block SIGTERM, so ``_kill_workers`` stops them
+    before.
     """
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)  # the last function that is registered is called first
@@ -253,7 +254,7 @@ def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
 
 
 def _compose_batches_of_first_epoch(get_batch_iterator, self, dataset, *args, seed=1, epoch=1, **kwargs):
-    """Composes the batches in a resumed training as in the first epoch.
+    """Composes the batches of a resumed training as in its first epoch.
 
     fairseq composes batches once per process; after version 0.12.2, with a seed that depends on the epoch in
     which it starts. An uninterrupted training uses the batches of epoch 1 in another order.
@@ -279,7 +280,7 @@ def _seeds_by_epoch(get_batch_iterator):
 
 
 def _record_training(get_train_iterator, self, *args, **kwargs):
-    """Stores the training split in the task, which may skip its samples, and the trainer in the iterator."""
+    """Stores the training split in the task, so that it may skip samples, and the trainer in the iterator."""
     self.task.training_split = self.cfg.dataset.train_subset
     iterator = get_train_iterator(self, *args, **kwargs)
     iterator.trainer = self

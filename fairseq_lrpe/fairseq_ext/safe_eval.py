@@ -1,4 +1,4 @@
-"""Evaluation of literals, which replaces fairseq's ``eval`` of settings of checkpoints."""
+"""Evaluation of literals, which replaces ``eval`` where fairseq evaluates the settings of checkpoints."""
 
 import ast
 

@@ -75,7 +75,7 @@ def check_arguments(args) -> None:
 
 
 def check_block_length(args) -> None:
-    """Raises a UserError if blocks of text exceed the model's maximum length; fairseq would skip them."""
+    """Raises a UserError for blocks longer than the model's maximum length, which fairseq would skip."""
     flag = {"language_modeling": "max_target_positions", "masked_lm": "max_positions"}.get(args.task)
     longest = flag and getattr(args, flag, None)
     if longest and str(args.sample_break_mode) in ("None", "none") and args.tokens_per_sample > longest:
@@ -86,10 +86,10 @@ def check_block_length(args) -> None:
 
 
 def check_restored_checkpoint(args) -> None:
-    """Raises a UserError if the checkpoint with which training would start cannot be read.
+    """Raises a UserError if the checkpoint from which training would start cannot be read.
 
-    If it is ``checkpoint_last.pt``, the newest readable checkpoint in its folder, if any, replaces it in
-    ``args``, and a warning is printed.
+    If this checkpoint is ``checkpoint_last.pt``, the newest readable checkpoint in its folder, if any,
+    replaces it in ``args``, and a warning is printed.
     """
     remedy = "pass one that fairseq-train wrote"
     last = Path(args.save_dir, "checkpoint_last.pt")

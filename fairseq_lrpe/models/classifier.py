@@ -35,7 +35,7 @@ DEFAULTS = {f"encoder_{name}": size for name, size in LRA_SIZES.items()}
 
 @dataclass
 class ClassifierConfig(with_defaults(LayerConfig, **DEFAULTS, dropout=0.0, attention_dropout=0.0)):
-    """Flags of a classifier; the default sizes are those of the smaller tasks of Long-Range Arena."""
+    """Flags of a classifier, whose default sizes are those of the smaller tasks of Long-Range Arena."""
 
     encoder_normalize_before: bool = flag(True, "normalize before each block and after the last layer")
     encoder_norm: str = flag("batch", f"type of normalization: {', '.join(NORMS)}")

@@ -1,7 +1,7 @@
 """Compilation of the layers of a model by torch.compile, which ``--compile`` selects.
 
-Each layer is compiled in place, so that checkpoints do not depend on it. Only training is compiled, because
-texts have many lengths in evaluation, and the state of decoding changes in each step.
+Each layer is compiled in place, so that checkpoints do not depend on the compilation. Only training is
+compiled, because texts have many lengths in evaluation, and the state of decoding changes in each step.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ MODES = {"layers": "default", "reduce-overhead": "reduce-overhead"}
 """{value of --compile: ``mode`` of torch.compile}"""
 BACKEND = "inductor"
 MAX_GRAPHS = 8
-"""Maximum number of graphs of a layer, after which other shapes are not compiled.
+"""Maximum number of compiled graphs of a layer, beyond which further shapes are not compiled.
 
 torch compiles the first length of a text for this length, and the second one for all lengths.
 """
@@ -36,7 +36,8 @@ class CompiledLayer:
     Attributes:
         compilation: how the layer is compiled in training, or None.
         recomputes: whether the backward pass recomputes the activations in the layer.
-        offloads: whether the inputs of such a layer are moved to the CPU until then.
+        offloads: whether the inputs of a layer whose activations are recomputed stay on the CPU until the
+            backward pass.
     """
 
     compilation: Compilation | None = None

@@ -1,4 +1,4 @@
-"""Validation of data folders, which finds data that would silently give wrong results."""
+"""Validation of data folders, to find data that would silently give wrong results."""
 
 import os
 from math import prod
@@ -16,10 +16,10 @@ from fairseq_lrpe.utils.files import check_regular
 
 
 def check_data(args, splits: list[str]) -> None:
-    """Raises a UserError if a data folder does not exist, or if files of ``splits`` do not match.
+    """Raises a UserError if a data folder is missing, or if the files of ``splits`` do not match.
 
     All folders must have the same dictionary. Folders after the first contain only shards of the training
-    set. If all files of a text are missing, fairseq reports it. The data of other plugins' tasks are not
+    set. If all files of a text are missing, fairseq reports this. The data of other plugins' tasks are not
     checked.
     """
     if args.task not in FAMILIES:  # a task of another plugin
@@ -42,7 +42,13 @@ def check_data(args, splits: list[str]) -> None:
 
 
 def check_labeled(folder: Path, split: str, images: bool = False) -> None:
-    """Raises a UserError if inputs and labels do not match, or if inputs are images unlike ``images``."""
+    """Raises a UserError if the inputs and labels of a split do not match.
+
+    Args:
+        folder: data folder.
+        split: name of the split.
+        images: whether the inputs must be image files; otherwise, they must be tokens.
+    """
     metadata = layout.read_metadata(folder)
     if bool(metadata.get("images")) != images:
         content, task = ("tokens", "classification") if images else ("image files", "image_classification")

@@ -52,20 +52,21 @@ class Decoder(CustomLayers, DecoderStack):
         return self.build_layer(DecoderLayer, cfg, positions, no_encoder_attn)
 
     def extract_features_scriptable(self, tokens, encoder_out=None, incremental_state=None, *rest, **kwargs):
-        """Decodes like fairseq, except that the first call with an incremental state processes all tokens.
+        """Returns the features of the last layer and a dict, as fairseq does.
 
-        As in every call with a state, only the features of the last token are returned, so that the logits of
-        a long prefix take no memory.
+        Unlike in fairseq, the first call with an incremental state processes all tokens. As in every call
+        with a state, only the features of the last token are returned, so that the logits of a long prefix
+        take no memory.
 
         Raises:
-            UserError: if there is a state, and the model has --randomized-positions, or drops layers in
+            UserError: if there is a state, and the model has --randomized-positions or drops layers in
                 training.
         """
         extract = super().extract_features_scriptable
         if incremental_state is not None and self.training and self.decoder_layerdrop:
             raise UserError(
-                "--decoder-layerdrop drops other layers for each token in training, whose states then lack "
-                "the token: call eval() before decoding"
+                "--decoder-layerdrop drops other layers for each token in training, so that states lack "
+                "tokens: call eval() before decoding"
             )
         if self.randomized_positions:
             if incremental_state is not None:
@@ -93,14 +94,14 @@ class Decoder(CustomLayers, DecoderStack):
         return features[:, -1:], extra
 
     def forward(self, prev_output_tokens, *args, segment=None, **kwargs):
-        """Decodes like fairseq; a ``segment`` of a text also attends to the memory of previous segments."""
+        """Decodes like fairseq, except that a ``segment`` also attends to the memory of previous segments."""
         if self.memory is None or segment is None:
             return super().forward(prev_output_tokens, *args, **kwargs)
         with self.memory.attached(segment, len(prev_output_tokens), self.training):
             return super().forward(prev_output_tokens, *args, **kwargs)
 
     def reorder_incremental_state_scripting(self, incremental_state, new_order):
-        """Reorders the states of all modules like fairseq, which looks for the method in slower ways."""
+        """Reorders the states of all modules like fairseq, but finds the modules faster."""
         for module in self.modules():
             if hasattr(type(module), "reorder_incremental_state"):
                 module.reorder_incremental_state(incremental_state, new_order)

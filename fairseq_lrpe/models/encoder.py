@@ -19,7 +19,7 @@ COPIED_WEIGHTS = (
     "fc2_weight",
     "fc2_bias",
 )
-"""Parameters of an encoder layer of fairseq 0.12.2 that are copies of others."""
+"""Parameters of an encoder layer of fairseq 0.12.2 that are copies of other parameters."""
 
 
 class EncoderLayer(CustomAttentionLayer, TransformerEncoderLayerBase):
@@ -37,7 +37,7 @@ class EncoderLayer(CustomAttentionLayer, TransformerEncoderLayerBase):
         nn.Module._load_from_state_dict(self, *args)  # fairseq 0.12.2 would add the copies
 
     def forward(self, x, encoder_padding_mask, attn_mask=None, keys=None):
-        """Encodes x (L, B, E) like fairseq; keys and values are computed from ``keys`` (L, B, E) if given."""
+        """Encodes x (L, B, E) like fairseq, with keys and values from ``keys`` (L, B, E) if given."""
         if keys is None:
             return super().forward(x, encoder_padding_mask, attn_mask)
         keys = self.self_attn_layer_norm(keys) if self.normalize_before else keys
@@ -54,7 +54,7 @@ class Encoder(CustomLayers, EncoderStack):
         return self.build_layer(EncoderLayer, cfg, cfg.max_source_positions)
 
     def forward(self, src_tokens, *rest, **kwargs):
-        """Encodes tokens like fairseq, but the first token after padding on the left is at position 0."""
+        """Encodes tokens like fairseq, except that the first token after left padding is at position 0."""
         with self.positions_of(src_tokens):
             if not self._leading_padding(on_host(src_tokens)).any():
                 return super().forward(src_tokens, *rest, **kwargs)
@@ -74,9 +74,9 @@ class Encoder(CustomLayers, EncoderStack):
         return tokens.gather(1, (index + self._leading_padding(tokens)) % len(index))
 
     def reorder_encoder_out(self, encoder_out, new_order):
-        """Reorders rows like fairseq, but copies nothing if each row is replaced by one of the same sentence.
+        """Reorders rows like fairseq, but copies nothing if every new row is of the same sentence.
 
-        Every step of beam search reorders the rows of a sentence, which are equal.
+        Every step of beam search reorders the rows of each sentence, and the rows of a sentence are equal.
         """
         (old,) = encoder_out.get("sentences") or [
             torch.arange(encoder_out["encoder_out"][0].size(1), device=new_order.device)
@@ -113,6 +113,6 @@ def _trailing_padding(padding):
 
 
 def segment_ids(tokens: Tensor, end: int) -> Tensor:
-    """Returns segments of tokens (B, L): 0 up to and including the first ``end`` of a row, and 1 after it."""
+    """Returns the segment of each token (B, L): 0 up to the first token ``end`` of a row, and 1 after it."""
     ends = tokens.eq(end).int()
     return (ends.cumsum(1) - ends).clamp(max=1)

@@ -11,7 +11,7 @@ from fairseq_lrpe.utils.errors import UserError
 
 
 class MethodFingerprint(nn.Module):
-    """Stores the flags of a model's method in its state dict, and rejects a state dict with different flags.
+    """Module that stores the flags of a model's method, and rejects a state dict with different flags.
 
     Several methods have the same parameters, so loading weights into a model of another method would go
     unnoticed. The flags are stored as JSON in an integer buffer, which checkpoint averaging does not change.

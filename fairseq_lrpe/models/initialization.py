@@ -3,7 +3,7 @@
 from torch import nn
 
 INIT_STD_HELP = "standard deviation of initial weights and embeddings (0: the default of each module)"
-"""Description of the flag --init-std of models that call :func:`init_normal`."""
+"""Help text of the flag --init-std of models that call :func:`init_normal`."""
 
 
 def init_normal(part: nn.Module, std: float) -> None:

@@ -1,7 +1,8 @@
-"""fairseq's encoder and decoder, which decide from the batch on the CPU whether it contains padding.
+"""fairseq's encoder and decoder, changed to decide on the CPU whether a batch contains padding.
 
-Attention without a mask is faster on a GPU, where torch's flash attention supports no mask. fairseq reads
-from the GPU in each forward pass whether there is padding; the outputs here have the same bits.
+Without padding, attention gets no mask and is faster on a GPU, where torch's flash attention supports no
+mask. fairseq's classes read from the GPU in each forward pass whether there is padding. The outputs of the
+classes here are bit for bit the same.
 """
 
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
@@ -21,7 +22,7 @@ def mask_if_padded(mask: Tensor) -> Tensor | None:
 
 
 class EncoderStack(TransformerEncoderBase):
-    """fairseq's encoder for layers that return their output only."""
+    """fairseq's encoder, for layers that return nothing but their output."""
 
     def forward_scriptable(
         self, src_tokens, src_lengths=None, return_all_hiddens=False, token_embeddings=None
@@ -96,7 +97,7 @@ class DecoderStack(TransformerDecoderBase):
         return x, {"attn": [attention], "inner_states": states}
 
     def _embedded(self, tokens, incremental_state):
-        """Returns the inputs (B, L, E) of the first layer, in decoding those (B, 1, E) of the last token."""
+        """Returns the inputs of the first layer, (B, L, E), or (B, 1, E) for the last token in decoding."""
         positions = None
         if self.embed_positions is not None:
             positions = self.embed_positions(tokens, incremental_state=incremental_state)

@@ -1,4 +1,4 @@
-"""What the layers of encoders and decoders with this plugin's self-attention have in common."""
+"""Base classes of encoders, decoders and their layers with this plugin's self-attention."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ def transformer_config(args) -> TransformerConfig:
 
 
 class CustomAttentionLayer(CompiledLayer):
-    """Base class of fairseq's layers whose self-attention is created by calling ``self_attention()``."""
+    """Base class of fairseq's layers, whose self-attention is the result of ``self_attention()``."""
 
     def __init__(self, self_attention, *args):
         self._self_attention = self_attention
@@ -57,7 +57,7 @@ class CustomLayers:
     """
 
     part: str
-    """Which part of a model this is, "encoder" or "decoder"."""
+    """The part of the model that the class is, "encoder" or "decoder"."""
 
     def __init__(self, cfg, dictionary, embed_tokens, **kwargs):
         self.args = cfg.args
@@ -101,8 +101,8 @@ class CustomLayers:
     def positions_of(self, tokens: Tensor) -> Iterator[None]:
         """Gives tokens (B, L) the same random positions in all layers, if --randomized-positions is given.
 
-        They are drawn for each batch in training, and fixed for each length L otherwise. All rows have the
-        same positions; a row with padding uses the first of them.
+        The positions are drawn for each batch in training, and fixed for each length L otherwise. All rows
+        have the same positions, of which a row with padding uses the first ones.
         """
         if not self.randomized_positions:
             yield

@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 class InputMemory:
-    """Memory of a layer: the last ``length`` of its inputs in previous segments, without their gradients."""
+    """Memory of a layer: its inputs at the last ``length`` positions before a segment, without gradients."""
 
     def __init__(self, length: int):
         self.length = length
         self.inputs = None
 
     def arguments(self, layer: nn.Module) -> dict:
-        """Returns the arguments by which the layer's attention uses the memory."""
+        """Returns the arguments that make the layer's attention use the memory."""
         if self.inputs is None:
             return {}
         return {"memory": layer.self_attn_layer_norm(self.inputs) if layer.normalize_before else self.inputs}
@@ -41,8 +41,8 @@ class InputMemory:
 class StateMemory:
     """Memory of a layer: the running sums of its linear attention over all previous segments.
 
-    Its size is constant. Each segment starts at position 0. The sums are shifted by the segment's length
-    afterwards, so that positions do not grow without bound.
+    The size of the memory is constant. Each segment starts at position 0. After a segment, the sums are
+    shifted by its length, so that positions do not grow without bound.
     """
 
     state = None
@@ -56,11 +56,11 @@ class StateMemory:
 
 
 class Memory:
-    """Memories of all layers, which are created by ``new_memory``.
+    """Memories of all layers, each of which is a result of ``new_memory()``.
 
     A text is split into streams that are processed in parallel. Each batch of streams has its own memory,
-    separately in training and for each evaluated split. A memory starts empty, and is discarded if it does
-    not end with the preceding segment.
+    separately in training and for each evaluated split. A memory starts empty. It is discarded unless its
+    last segment precedes the current one.
     """
 
     def __init__(self, layers: list[nn.Module], new_memory: Callable[[], InputMemory | StateMemory]):
@@ -131,7 +131,7 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
             f"{encoding.name} uses absolute positions, which a memory does not support: use another encoding"
         )
     if recomputes_activations(cfg):
-        raise UserError("with a memory, --checkpoint-activations and --offload-activations must be omitted")
+        raise UserError("a memory supports no --checkpoint-activations and --offload-activations: omit them")
     if cfg.decoder_layerdrop:
         raise UserError(
             "--decoder-layerdrop is not supported with a memory, which dropped layers do not update: omit it"
@@ -149,7 +149,7 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
 
 
 def check_state(attention: SelfAttention) -> None:
-    """Raises a UserError if the attention's state grows with the text, or its positions cannot be shifted."""
+    """Raises a UserError if attention has no state of constant size whose positions can be shifted."""
     if not isinstance(attention, LinearAttention):
         raise UserError("--memory state requires linear attention: pass --memory hidden")
     encoding = attention.encoding

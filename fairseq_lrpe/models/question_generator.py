@@ -25,14 +25,14 @@ from fairseq_lrpe.utils.errors import UserError
 EPSILON = 1e-6
 """Constant that is added to probabilities before the logarithm, as in the code of the authors of LFHC."""
 BERT_EPSILON = 1e-12
-"""Epsilon of the encoder's layernorms."""
+"""Epsilon of the LayerNorms of the encoder."""
 
 
 @dataclass
 class QuestionGeneratorConfig(
     with_defaults(LayerConfig, token_positions="none"), layer_flags("encoder", "decoder")
 ):
-    """Flags of a question generator; the defaults are those of Table 2 of the paper on LFHC and GCDF.
+    """Flags of a question generator, with the defaults of Table 2 of the paper on LFHC and GCDF.
 
     The flags of attention and positions apply to the decoder only, because the encoder is BERT.
     """
@@ -50,7 +50,7 @@ class QuestionGeneratorConfig(
 
 
 def transformer_args(args) -> Namespace:
-    """Returns a question generator's flags, and those of fairseq's Transformer that they determine."""
+    """Returns the flags of a question generator with those of fairseq's Transformer that follow from them."""
     flags = asdict(args) if is_dataclass(args) else dict(args)
     del flags["encoder"]  # in fairseq's TransformerConfig, this attribute has the encoder's sizes
     return Namespace(
@@ -89,7 +89,7 @@ class BertEncoder(Encoder):
         return super().forward_embedding(src_tokens, self.embed_tokens(src_tokens) + segments)
 
     def upgrade_state_dict_named(self, state_dict, name):
-        """Raises a UserError if ``state_dict`` is of a model with another vocabulary."""
+        """Raises a UserError if ``state_dict`` is that of a model with another vocabulary."""
         super().upgrade_state_dict_named(state_dict, name)
         stored = state_dict.get(f"{name}.types_version", self.types_version)
         if stored.item() != self.types_version.item():

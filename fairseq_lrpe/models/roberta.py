@@ -27,7 +27,7 @@ from fairseq_lrpe.utils.files import REPOSITORY
 
 @dataclass
 class RobertaConfig(with_defaults(LayerConfig, token_positions="learned"), layer_flags("encoder")):
-    """Flags of fairseq's RoBERTa; the defaults are RoBERTa base.
+    """Flags of fairseq's RoBERTa, with the sizes of RoBERTa base by default.
 
     As in the public models of LRPE's authors (OpenNLPLab/fairseq-evo), encodings are combined with learned
     positions by default.
@@ -62,8 +62,8 @@ class RobertaEncoder(fairseq_roberta.RobertaEncoder):
         layer(layer(H + P, H), H),
 
     where layer(Q, H) computes queries from Q, and keys and values from H. Other features, such as those of
-    classification heads, are layer(H, H). The parameters ``positions`` are P; the time is that of two more
-    layers, as layer(H, H) is computed as well.
+    classification heads, are layer(H, H). The parameter ``positions`` is P. The time is that of two more
+    layers, because layer(H, H) is computed as well.
     """
 
     def __init__(self, args, dictionary):

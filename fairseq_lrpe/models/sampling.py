@@ -26,10 +26,11 @@ def check_options(length: int, temperature: float, top_k: int, top_p: float) -> 
 def probabilities(logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """Returns the distribution from which a token is sampled.
 
-    It is softmax(logits / temperature). With ``top_k``, only the ``top_k`` most likely tokens are kept, and
-    their probabilities are divided by their sum. With ``top_p``, only the smallest set of most likely tokens
-    whose probabilities then sum to at least ``top_p`` is kept (Holtzman et al. 2020, Sec. 3.1), and they are
-    divided by their sum again. Of equally likely tokens, those with the smaller index are kept.
+    The distribution is softmax(logits / temperature). With ``top_k``, only the ``top_k`` most likely tokens
+    are kept, and their probabilities are divided by their sum. With ``top_p``, only the smallest set of most
+    likely tokens whose probabilities then sum to at least ``top_p`` is kept (Holtzman et al. 2020, Sec. 3.1),
+    and these probabilities are divided by their sum again. Of equally likely tokens, those with the smaller
+    index are kept.
 
     Args:
         logits: (V,).
@@ -77,7 +78,8 @@ def sample(decoder: nn.Module, prompt: Tensor, length: int, choose: Callable, pa
     """Yields ``length`` tokens that follow a prompt, each as soon as it is chosen.
 
     The cost and the memory of a token are those of a decoding step: constant with linear attention, except
-    for the 8 bytes of the token itself. With --randomized-positions, they are those of the whole text.
+    for the 8 bytes of the token itself. With --randomized-positions, the cost and the memory are those of the
+    whole text.
 
     Args:
         decoder: decoder of a language model.

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """Sums a tensor over all processes, and its gradient likewise."""
+    """Sum of a tensor over all processes, whose gradient is also summed over all processes."""
 
     @staticmethod
     def forward(ctx, x):
@@ -23,8 +23,8 @@ class _SumOverProcesses(torch.autograd.Function):
 class TokenBatchNorm(nn.BatchNorm1d):
     """Batch normalization over all tokens (L, B, E) of a batch except padding.
 
-    In distributed training, the statistics are those of the tokens of all processes, and so are the running
-    statistics. They are the mean and the variance that one process would compute for the concatenated batch,
+    In distributed training, the statistics and the running statistics are those of the tokens of all
+    processes. They are the mean and the variance that one process would compute for the concatenated batch,
     and gradients flow through them to the inputs of all processes. Each forward pass sums 2E + 1 numbers over
     the processes, and each backward pass their gradients.
 
@@ -51,7 +51,10 @@ class TokenBatchNorm(nn.BatchNorm1d):
         return torch.zeros_like(x).masked_scatter(real[..., None], self._normalized(x[real]))
 
     def _normalized(self, x):
-        """Returns normalized tokens (N, E); evaluation, and N < 2 in one process, use running statistics."""
+        """Returns normalized tokens (N, E).
+
+        Running statistics are used in evaluation, and if N < 2 in a single process.
+        """
         exact = x.to(torch.promote_types(x.dtype, self.running_mean.dtype))
         weight, bias = self.weight.to(exact.dtype), self.bias.to(exact.dtype)
         if self._has_processes():

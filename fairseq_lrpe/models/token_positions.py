@@ -18,7 +18,7 @@ from fairseq_lrpe.utils.errors import UserError
 def add_token_positions(module, args, max_positions):
     """Sets ``embed_positions`` to the module that the flags select.
 
-    Raises a UserError if --randomized-positions does not fit it.
+    Raises a UserError if --randomized-positions does not fit this module.
     """
     count = module.randomized_positions
     embedding = module.embed_positions
@@ -140,8 +140,8 @@ class TokenPositions(AddedArguments, FairseqIncrementalState, nn.Module):
         has_state = incremental_state is not None or prefix_state is not None
         if has_state and self.training and self.position.draws_noise:
             raise UserError(
-                f"{self.position.name} positions draw other noise for each token in training: call eval() "
-                "before decoding"
+                f"{self.position.name} positions draw new noise in each decoding step in training mode: call "
+                "eval() before decoding"
             )
         padding_idx = self.position.padding_idx
         positions = position_rows(tokens, padding_idx, positions) - padding_idx - 1

@@ -41,7 +41,7 @@ class TransformerMTConfig(
     with_defaults(LayerConfig, **DEFAULTS, activation_fn="relu", attention_dropout=0.0),
     fairseq_flags(*(name for name in TRANSFORMER_FLAGS if name not in REPLACED_FLAGS)),
 ):
-    """Flags of fairseq's ``transformer``; the defaults are the base Transformer."""
+    """Flags of fairseq's ``transformer``, with the sizes of the base Transformer by default."""
 
     encoder_attention: Optional[str] = flag(  # noqa: UP045  (fairseq's parser does not support X | None)
         None, "kind of self-attention in the encoder (default: --attention)"
@@ -74,7 +74,8 @@ def resolve_flags(cfg) -> None:
     if cfg.cross_self_attention and encoding.uses_absolute_positions:
         raise UserError(
             f"--cross-self-attention does not support {encoding.name} in the decoder, because its absolute "
-            "positions would depend on the padding of the source: omit it, or pass --encoding-in encoder"
+            "positions would depend on the padding of the source: omit --cross-self-attention, or pass "
+            "--encoding-in encoder"
         )
 
 

@@ -24,7 +24,7 @@ IMAGE_POSITIONS = ("sum", "flat", "grid")
 TOKEN_POSITIONS = ("learned", "none")
 """Names of the absolute position embeddings of patches."""
 MAX_DROP_PATH = 0.99
-"""Maximum of --drop-path, because residual branches are divided by 1 - drop path."""
+"""Maximum of --drop-path; residual branches are divided by 1 - drop path."""
 
 
 DEIT_SMALL = {"encoder_embed_dim": 384, "encoder_ffn_embed_dim": 1536, "encoder_attention_heads": 6}
@@ -32,7 +32,7 @@ DEIT_SMALL = {"encoder_embed_dim": 384, "encoder_ffn_embed_dim": 1536, "encoder_
 
 @dataclass
 class ViTConfig(with_defaults(LayerConfig, **DEIT_SMALL, dropout=0.0, attention_dropout=0.0)):
-    """Flags of a vision transformer; the defaults are DeiT-small, as in Table 3 of the LRPE paper (TMLR)."""
+    """Flags of a vision transformer, by default DeiT-small as in Table 3 of the LRPE paper (TMLR)."""
 
     token_positions: str = flag(
         "learned", f"absolute position embeddings of the patches: {', '.join(TOKEN_POSITIONS)}"

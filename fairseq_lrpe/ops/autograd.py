@@ -1,7 +1,7 @@
 """Support of ``torch.func``, ``torch.export`` and second derivatives in hand-written autograd functions.
 
-Such a function has a method ``plain``, which computes the same with operations that torch can differentiate,
-batch and export. It replaces the hand-written passes where these are not valid.
+Each such function has a method ``plain``, which computes the same result with operations that torch can
+differentiate, batch and export. ``plain`` replaces the hand-written passes where these are not valid.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from fairseq_lrpe.ops.torch_internals import is_batched_gradient, is_in_transfor
 
 
 def is_exporting() -> bool:
-    """Returns whether ``torch.export`` traces the function; values and the batch size can be unknown."""
+    """Returns whether ``torch.export`` is tracing; values and the batch size can then be unknown."""
     # torch 2.6 does not have `torch.compiler.is_exporting`.
     return torch.compiler.is_compiling() and getattr(torch.compiler, "is_exporting", bool)()
 
@@ -34,7 +34,8 @@ def apply(function: type[torch.autograd.Function], *args):
 def recompute(function: Callable, *args, **options):
     """Returns ``function(*args)``, whose activations are recomputed in the backward pass, not stored.
 
-    They are stored if :func:`is_transformed`, because ``torch.func`` does not support ``checkpoint``.
+    The activations are stored if :func:`is_transformed`, because ``torch.func`` does not support
+    ``checkpoint``.
     """
     if is_transformed() or not torch.is_grad_enabled():
         return function(*args)
@@ -42,7 +43,7 @@ def recompute(function: Callable, *args, **options):
 
 
 class KeepLayout(torch.autograd.Function):
-    """Returns its input, and gives the gradient the memory layout of the input."""
+    """Identity whose backward pass gives the gradient the memory layout of the input."""
 
     @staticmethod
     def plain(x):
@@ -59,7 +60,7 @@ class KeepLayout(torch.autograd.Function):
 
 
 def with_zero_gradient(y: Tensor, x: Tensor) -> Tensor:
-    """Returns y, and gives x a gradient of zeros; ``DistributedDataParallel`` refuses missing ones."""
+    """Returns y, with a gradient of zeros for x: ``DistributedDataParallel`` refuses missing gradients."""
     return torch.where(y.new_ones((), dtype=torch.bool), y, x.sum().to(y.dtype))
 
 

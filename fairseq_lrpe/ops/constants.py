@@ -13,7 +13,7 @@ from fairseq_lrpe.ops.torch_internals import has_dispatch_mode, outside_modes, w
 
 
 def is_tracing() -> bool:
-    """Returns whether tensors may have no values: in torch.compile, torch.export and all dispatch modes."""
+    """Returns whether tensors may lack values, as in torch.compile, torch.export and all dispatch modes."""
     return torch.compiler.is_compiling() or has_dispatch_mode()
 
 
@@ -29,12 +29,12 @@ _results = WeakIdKeyDictionary()
 
 
 class Constants:
-    """Caches results of functions, which are computed on the CPU and moved to a device.
+    """Cache of tensors that functions compute on the CPU and that are moved to a device.
 
     Results are computed outside of inference mode, transforms of torch.func and ``torch.device`` contexts,
     and can be used in any of them. While torch traces or a dispatch mode such as ``FakeTensorMode`` is
-    active, the function is called in this mode, on the device if it has float64, so that compiled programs
-    wait for no copy; the result is not stored. A copy of the cache is empty.
+    active, the function is called in this mode, on the device if the device has float64, so that compiled
+    programs wait for no copy; the result is not stored. A copy of the cache is empty.
 
     Args:
         maxsize: maximum number of results; the least recently used one is replaced.
@@ -57,7 +57,7 @@ class Constants:
             function: a function that creates a tensor on its keyword argument ``device`` and depends on its
                 arguments only, not on the default dtype. It must be the same object in every call, because
                 it is part of the key.
-            *arguments: its arguments, which must be hashable.
+            *arguments: arguments of the function, which must be hashable.
             device: device of the result.
             dtype: dtype of the result, by default that of the function's result.
         """
@@ -74,23 +74,23 @@ constant = Constants(maxsize=32)
 """The cache that all modules share; see :class:`Constants`."""
 
 
-def derived(function: Callable, constant: Tensor, *arguments):
-    """Returns ``function(constant, *arguments)``, from a cache if the tensor is one that does not change.
+def derived(function: Callable, tensor: Tensor, *arguments):
+    """Returns ``function(tensor, *arguments)``, from a cache if ``tensor`` never changes.
 
     Args:
         function: a function that returns a tensor or a tuple of tensors.
-        constant: any tensor; results are cached for those of :class:`Constants` and of this function.
+        tensor: any tensor. Results are cached if :class:`Constants` or this function has returned it.
         *arguments: further arguments, which must be hashable.
     """
-    if is_tracing() or constant not in _results:
-        return function(constant, *arguments)
-    return _derived(function, constant, arguments)
+    if is_tracing() or tensor not in _results:
+        return function(tensor, *arguments)
+    return _derived(function, tensor, arguments)
 
 
 @functools.lru_cache(64)  # two for each layer, if layers have different decays
-def _derived(function, constant, arguments):
+def _derived(function, tensor, arguments):
     with outside_modes():
-        result = function(constant, *arguments)
+        result = function(tensor, *arguments)
     for x in [result] if isinstance(result, Tensor) else result:
         if isinstance(x, Tensor):
             _results[x] = True
@@ -100,7 +100,7 @@ def _derived(function, constant, arguments):
 def normal_noise(seed: int, *shape: int, device: torch.device | str = "cpu") -> Tensor:
     """Returns standard normal noise in float32 that depends on the arguments, not on torch's random state.
 
-    It is drawn on the CPU. An exported or traced program contains it as a constant.
+    The noise is drawn on the CPU. An exported or traced program contains it as a constant.
     """
     if torch.compiler.is_dynamo_compiling():
         return _compiled_noise(seed, shape).to(device)

@@ -13,7 +13,7 @@ from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.precision import at_least_float32, no_autocast, sum_dtype
 
 MIN_LOG_DECAY = -1e5
-"""Lower bound of log decays, whose exponential is 0 even in float64."""
+"""Lower bound of log decays; the exponential of this bound is 0 even in float64."""
 
 _MAX_EXPONENT = 32.0
 """Largest exponent of a weight in a product, so that the product of two weighted numbers fits float32."""
@@ -21,8 +21,8 @@ _MAX_EXPONENT = 32.0
 MIN_LOG_GATE = -100.0
 """Lower bound of log decays that differ between positions.
 
-This decay weights all earlier keys by less than 1e-43. Sums of logarithms stay small, so that differences
-of two sums after the same strong decay are accurate in float32.
+A decay of e^-100 weights all earlier keys by less than 1e-43. Sums of logarithms stay small, so that
+differences of two sums after the same strong decay are accurate in float32.
 """
 
 
@@ -32,7 +32,7 @@ def is_constant(log_decay: Tensor) -> bool:
 
 
 def is_of_features(log_decay: Tensor) -> bool:
-    """Returns whether features decay, (H, d), (1, d) or (B, H, L, d), rather than scores."""
+    """Returns whether a decay has a dimension of features: (H, d), (1, d) or (B, H, L, d)."""
     return log_decay.dim() in (2, 4)
 
 
@@ -47,10 +47,10 @@ def finite_log_decay(log_decay: Tensor) -> Tensor:
 
 
 def prepared_log_decay(log_decay: Tensor | None, device: torch.device, dtype: torch.dtype) -> Tensor | None:
-    """Returns :func:`finite_log_decay` on a device, with one shape for all decays.
+    """Returns :func:`finite_log_decay` on a device, with the same dimensions for all kinds of decays.
 
-    This is (1, H or 1, 1, 1 or d) for a constant decay, and (B, H, L, 1 or d) for one of each key. That of
-    a single key is equal to a constant one, because there is no distance in between.
+    The shape is (1, H or 1, 1, 1 or d) for a constant decay, and (B, H, L, 1 or d) for a decay of each key.
+    With a single key, the latter is like a constant decay, because no key is at a distance.
     """
     return None if log_decay is None else derived(_prepare, log_decay, device, dtype)
 
@@ -64,7 +64,7 @@ def _prepare(log_decay, device, dtype):
 
 
 def decay_of_keys(log_decay: Tensor, positions: Tensor, padding: Tensor | None = None) -> Tensor:
-    """Converts constant log decays λ into one per key, λ·(p_t − p_{t−1}), with the sums λ·(p_i − p_j).
+    """Returns the log decays λ·(p_t − p_{t−1}) of each key t, whose sums from key j to i are λ·(p_i − p_j).
 
     Args:
         log_decay: λ, the logarithms of the decays, (H,), or (H, d) or (1, d) for each feature.
@@ -172,7 +172,7 @@ def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
 def gated_block_size(log_decay: Tensor, size: int) -> int:
     """Returns a block size, at most ``size``, for decays that differ between positions (B, H, L, d).
 
-    It is halved, but not below 16, until :func:`block_products` needs a single product for each block.
+    ``size`` is halved, but not below 16, until :func:`block_products` needs a single product for each block.
     Several products of large blocks cost more than the additional states of small ones.
     """
     while size > 16:

@@ -9,7 +9,7 @@ from fairseq_lrpe.ops.autograd import apply
 
 
 class _Elu(torch.autograd.Function):
-    """Computes 1 + elu(x); saves only the output for backward, which the next operation saves anyway."""
+    """Autograd function of 1 + elu(x), which saves only its output, as the next operation does anyway."""
 
     @staticmethod
     def plain(x):

@@ -7,16 +7,16 @@ from torch import Tensor
 from fairseq_lrpe.ops.constants import constant
 
 BLOCK = 8
-"""Number of rows inside which each pair of rows has its own weights."""
+"""Number of rows of a block, in which each pair of rows has its own weights."""
 
 
 class FeatureProducts:
-    """Products s_ij = Σ_t exp(c_it − c_jt) q_it k_jt for j ≤ i, which depend on no value of c.
+    """Products s_ij = Σ_t exp(c_it − c_jt) q_it k_jt for j ≤ i, by the same operations for all values of c.
 
     Chunks are split into blocks of 8 rows. With the position p before a block, a query i of the block is
     multiplied by exp(c_i − c_p), and an earlier key j by exp(c_p − c_j). Inside a block, each pair has its
-    own weights. So no weight exceeds 1 if no log decay is positive. Weights take O(C (C / 8 + 8) d) memory
-    for each chunk.
+    own weights. Therefore, no weight exceeds 1 if no log decay is positive. Weights take O(C (C / 8 + 8) d)
+    memory for each chunk.
 
     Args:
         q: queries (.., C, d).

@@ -10,8 +10,8 @@ FLOAT64_DEVICES = ("cpu", "cuda")
 def float64_options(device: torch.device | str) -> dict:
     """Returns the keyword arguments ``device`` and ``dtype`` of float64 tensors for operands on ``device``.
 
-    CPUs and CUDA GPUs have float64. Other devices may not, such as Apple's MPS: there, the CPU computes. Meta
-    tensors have no values and stay on their device, in float32.
+    CPUs and CUDA GPUs have float64. For other devices, such as Apple's MPS, which may lack it, the options
+    are those of the CPU. Meta tensors have no values and stay on their device, in float32.
     """
     device = torch.device(device)
     if device.type in FLOAT64_DEVICES:

@@ -12,7 +12,7 @@ _GLOBAL_HOOKS = tuple(getattr(torch_module, f"_global{name}") for name in _HOOKS
 
 
 def is_unchanged(layer: nn.Module, cls: type[nn.Module]) -> bool:
-    """Returns whether calling a layer computes what ``cls`` does, from its parameters and nothing else."""
+    """Returns whether a layer computes what its class ``cls`` does, from nothing but its parameters."""
     if type(layer) is not cls or any(_GLOBAL_HOOKS):
         return False
     own = vars(layer)

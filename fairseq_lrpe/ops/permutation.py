@@ -17,7 +17,8 @@ _MIN_STORED_POSITIONS = 256
 _MAX_STORED_ELEMENTS = 2**20
 """Maximum size of the powers that are stored, 8 MiB, and as much for their inverses, in each layer.
 
-Both are twice as large if the positions start in the middle of a part, as in decoding.
+The powers and their inverses are twice as large if the positions start in the middle of a part, as in
+decoding.
 """
 
 _CHANGED = "a permutation was modified through .data: modify the buffer itself under torch.no_grad()"
@@ -46,11 +47,12 @@ def permutation_table(permutation: Tensor, offset: int | PositionIndex, length: 
 
 
 class _StoredTable:
-    """Stores the powers at consecutive positions for the tensor from which they were computed.
+    """Store of the powers of a permutation at consecutive positions.
 
-    A tensor can be modified without a trace in Python: assignments to ``.data`` and functions of
-    torch.distributed do not change its version. On a CPU, its values are therefore compared. On a GPU, which
-    would have to be waited for, an error follows if they differ. A copy of this object is empty.
+    The powers are valid for the tensor from which they were computed. A tensor can be modified without a
+    trace in Python: assignments to ``.data`` and functions of torch.distributed do not change its version. On
+    a CPU, the values of the tensor are therefore compared in each call. On a GPU, where a comparison would
+    have to be waited for, a kernel raises an error if the values differ. A copy of this object is empty.
     """
 
     def __init__(self):
@@ -68,7 +70,7 @@ class _StoredTable:
 
 
 class _Part(NamedTuple):
-    """The powers from position ``first`` on of the tensor ``stored``, whose values were ``values``."""
+    """Powers, from position ``first`` on, of the tensor ``stored``, whose values then were ``values``."""
 
     stored: Tensor
     version: int
@@ -89,7 +91,7 @@ class _Part(NamedTuple):
 
 
 def _is_read(x):
-    """Returns whether values of x are read, for which the CPU waits for no device."""
+    """Returns whether values of x can be read without waiting for a device."""
     return x.device.type == "cpu"
 
 

@@ -16,13 +16,13 @@ from fairseq_lrpe.ops.torch_internals import assert_in_kernel
 
 _MAX_DISTANCES = 2**16
 _MAX_DISTANCES_PER_TOKEN = 16
-"""Number of distances, and of distances per query and key, up to which tables have all possible distances."""
+"""Number of distances, and number of distances per token, up to which tables have all possible distances."""
 
 
 def integer_positions(positions: Tensor, name: str = "positions") -> Tensor:
-    """Returns integers of any type as int64, because torch does not index with all types.
+    """Returns integers of any dtype as int64, because torch does not index with all dtypes.
 
-    It uses uint8 as masks. Values of torch.bool count as 0 and 1.
+    torch would use indices of uint8 as masks. Values of torch.bool count as 0 and 1.
 
     Raises:
         TypeError: if ``positions`` are not integers.
@@ -171,7 +171,7 @@ def as_positions(offset: int | PositionIndex) -> ConsecutivePositions | Position
 
 
 def same_positions(a: int | PositionIndex, b: int | PositionIndex, a_length: int, b_length: int) -> bool:
-    """Returns whether two offsets with their numbers of positions are known to be the same positions."""
+    """Returns whether two offsets, with the numbers of their positions, certainly give the same positions."""
     if as_positions(a).is_consecutive and as_positions(b).is_consecutive:
         return a == b and a_length == b_length
     return a is b
@@ -180,7 +180,7 @@ def same_positions(a: int | PositionIndex, b: int | PositionIndex, a_length: int
 def check_token_positions(index: PositionIndex, length: int, axes: int, ascending: bool) -> PositionIndex:
     """Returns the positions of tokens, which are both queries and keys, as int64.
 
-    On a GPU, values are checked by assertions in its kernels, because reading them would wait for it.
+    On a GPU, the values are checked by assertions in kernels, because reading them would wait for the GPU.
 
     Args:
         index: the positions of the tokens.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def sum_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """Returns the dtype in which products of real numbers are summed: float64 if one has it, else float32."""
+    """Returns the dtype of sums of products of real tensors: float64 if one is float64, else float32."""
     # torch dispatches `promote_types` like an operation on tensors, which takes as long.
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
@@ -42,7 +42,7 @@ class Float32Parameters(nn.Module):
     """Names of the parameters and buffers that have at least float32, such as "theta" or "linear.weight"."""
 
     def _keeps_float32(self, name):
-        """Returns whether a name is one of ``float32_parameters``, or of a tensor that determines one.
+        """Returns whether a name is one of ``float32_parameters``, or that of a tensor that determines one.
 
         The ``parametrize`` of torch renames "slope" to "parametrizations.slope.original", with a number if it
         is computed from several tensors.

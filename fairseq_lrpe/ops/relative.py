@@ -4,8 +4,8 @@ No tensor of shape (length, length, width) is formed. The distances r = i − j 
 decreasing order. The list starts with the distance between the last query and key 0. It ends with the
 distance between the first query and the last key, or with 0 if causal, plus one unused entry that allows
 :func:`relative_shift` to return a view. The total number of entries, W, is Lq + Lk, or q_offset + Lq + 1 if
-causal. If ``q_offset`` is a :class:`PositionIndex`, the distances are max_position, .., -max_position, or its
-own ``distances``.
+causal. If ``q_offset`` is a :class:`PositionIndex`, the distances are its ``distances`` or, by default,
+max_position, .., -max_position.
 """
 
 from collections.abc import Callable

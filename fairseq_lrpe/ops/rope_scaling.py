@@ -30,9 +30,9 @@ class RopeScaling:
         dynamic  ntk with s·L/M - (s - 1) in place of s if the current length L is above M, otherwise θ_t; the
                  default s = 1 gives L/M (emozilla 2023; Peng et al. 2023, Section 3.3)
         yarn     γ_t·θ_t + (1 - γ_t)·θ_t / s, where γ decreases from 1 to 0, linearly in log θ, between the
-                 angles with r = 32 and r = 1. As in the authors' code, its ends are rounded outwards to
-                 whole indices of the ladder 10000^(-2t/w), at least 0, of w rotated features. Queries and
-                 keys are multiplied by 0.1·ln s + 1 (Peng et al. 2023, Section 3.4)
+                 angles with r = 32 and r = 1. As in the authors' code, both ends of this range are rounded
+                 outwards to whole indices of the ladder 10000^(-2t/w), at least 0, of w rotated features.
+                 Queries and keys are multiplied by 0.1·ln s + 1 (Peng et al. 2023, Section 3.4)
         llama3   the same with γ_t = (r_t - 1)/(4 - 1), limited to [0, 1], and no factor for queries and keys
                  (Llama 3.1, Grattafiori et al. 2024)
 
@@ -108,7 +108,7 @@ class RopeScaling:
     def at_length(self, length: int) -> "RopeScaling | None":
         """Returns the scaling for a call with positions 0 to ``length`` - 1, or None for no scaling.
 
-        It is "ntk" with the current factor for "dynamic", and otherwise this scaling.
+        A "dynamic" scaling becomes "ntk" with the current factor; all others are returned unchanged.
         """
         if self.type != "dynamic":
             return self

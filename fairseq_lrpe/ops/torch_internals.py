@@ -1,4 +1,4 @@
-"""The names of torch that are not public, which other modules of the core do not use.
+"""Uses of torch's private names, which are limited to this module.
 
 Releases of torch may rename them; ``tests/ops/test_torch_internals.py`` fails if one has another meaning.
 """
@@ -20,7 +20,7 @@ def is_in_transform() -> bool:
 def is_batched_gradient(x: Tensor) -> bool:
     """Returns whether x is a gradient of ``torch.autograd.grad(is_grads_batched=True)``.
 
-    These are batched by the predecessor of vmap, which is no transform.
+    Such gradients are batched by the predecessor of vmap, which is not a transform.
     """
     return torch._C._functorch.is_legacy_batchedtensor(x)
 

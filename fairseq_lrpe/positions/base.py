@@ -36,7 +36,7 @@ class AbsolutePosition(Float32Parameters):
     If ``left_context`` is math.inf, decoding calls :meth:`step`, which continues from a state.
     """
     draws_noise = False
-    """Whether each call in training mode draws other noise, so that tokens cannot be decoded one by one."""
+    """Whether each call in training mode draws new noise, so that tokens cannot be decoded one by one."""
     every_layer = False
     """Whether positions are added to the inputs of attention in every layer instead of the embeddings.
 
@@ -62,10 +62,10 @@ class AbsolutePosition(Float32Parameters):
         self.width = embed_dim * layers if self.every_layer else embed_dim
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        """Returns the token embeddings with positions (B, L, E), in the dtype of x.
+        """Returns the token embeddings with positions, in the shape and dtype of x.
 
         Args:
-            x: token embeddings (B, L, E).
+            x: token embeddings (B, L, E); zeros (B, L, layers · E) if positions are added in ``every_layer``.
             positions: positions (B, L) from 0 on, in any order and possibly repeated; arbitrary at padding.
             tokens: token indices (B, L).
         """
@@ -85,7 +85,7 @@ class AbsolutePosition(Float32Parameters):
         raise NotImplementedError
 
     def mask_padding(self, positions: Tensor, tokens: Tensor) -> Tensor:
-        """Returns the positions with padding, and negative ones, set to 0; integers of any type as int64."""
+        """Returns the positions as int64, with 0 at padding and in place of negative positions."""
         if not positions.is_floating_point():  # which CAPE and complex-order embeddings support
             positions = integer_positions(positions)
         return torch.where(tokens == self.padding_idx, 0, positions).clamp(min=0)

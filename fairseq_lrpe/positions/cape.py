@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
-from fairseq_lrpe.ops.rotation import rotary_frequencies
+from fairseq_lrpe.ops.rotation import rotary_angles
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
 
@@ -51,7 +51,7 @@ class CAPE(AbsolutePosition):
             positions = self._augment(positions)
         width = self.embed_dim
         options = {"device": positions.device, "dtype": positions.dtype}
-        theta = constant(rotary_frequencies, "a", width // 2, width, self.max_positions, **options)
+        theta = constant(rotary_angles, "a", width // 2, width, self.max_positions, **options)
         angles = positions.unsqueeze(-1) * theta
         return x + torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(x)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.ops.float64 import to_float64
-from fairseq_lrpe.ops.rotation import rotary_frequencies
+from fairseq_lrpe.ops.rotation import rotary_angles
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
 
@@ -33,7 +33,7 @@ class ComplexOrder(AbsolutePosition):
         half = self.embed_dim // 2
         self.omega = nn.Embedding(self.vocab_size, half, padding_idx=self.padding_idx)
         with torch.no_grad():
-            self.omega.weight.copy_(rotary_frequencies("a", half, self.embed_dim, self.max_positions))
+            self.omega.weight.copy_(rotary_angles("a", half, self.embed_dim, self.max_positions))
             self.omega.weight[self.padding_idx] = 0
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
 _MAX_TABLE_SIZE = 4096
-"""If all positions are below this, their sinusoids are looked up in a table from position 0 on."""
+"""Number of positions below which sinusoids are looked up in a table from position 0 on."""
 
 
 @register_position("concatenation")
@@ -40,12 +40,12 @@ class Concatenation(AbsolutePosition):
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         positions = self.mask_padding(positions, tokens)
         last = self.last_position(positions)
-        frequencies = "a", self.embed_dim // 2, self.embed_dim, self.max_positions
+        angle_arguments = "a", self.embed_dim // 2, self.embed_dim, self.max_positions
         index = 0
         if last >= max(_MAX_TABLE_SIZE, positions.numel()):
             rows, positions = positions.unique(return_inverse=True)
             index = PositionIndex(rows, rows, last)
-        phases = cached_phases(frequencies, index, last + 1, complex_dtype(x), x.device)
+        phases = cached_phases(angle_arguments, index, last + 1, complex_dtype(x), x.device)
         table = torch.view_as_real(phases).flip(-1).flatten(-2).to(x.dtype)
         both = torch.cat([x, F.embedding(positions, table)], dim=-1)
         return (both @ self.weight.to(x.dtype)).to(x.dtype)

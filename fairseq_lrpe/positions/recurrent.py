@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.ops.precision import at_least_float32
-from fairseq_lrpe.ops.rotation import rotary_frequencies
+from fairseq_lrpe.ops.rotation import rotary_angles
 from fairseq_lrpe.positions.base import register_position
 from fairseq_lrpe.positions.table import RecurrentTable
 
@@ -32,7 +32,7 @@ class Recurrent(RecurrentTable):
         self.outer = nn.Linear(width, width, bias=False)
         nn.init.eye_(self.inner.weight)
         nn.init.zeros_(self.inner.bias)
-        theta = rotary_frequencies("a", width // 2, width, self.max_positions)
+        theta = rotary_angles("a", width // 2, width, self.max_positions)
         even = 2 * torch.arange(width // 2, device=theta.device)
         rotation = theta.new_zeros(width, width)  # R − I
         rotation[even, even] = rotation[even + 1, even + 1] = -2 * torch.sin(theta / 2) ** 2  # cos θ − 1

@@ -24,7 +24,7 @@ class RNN(AbsolutePosition):
     as in nn.GRU. The argument ``positions`` is ignored.
 
     Parameters are those of ``forward_rnn``, an nn.GRU, and of ``backward_rnn``, if not causal. The time is
-    O(L E²), with L sequential steps. While decoding, the state is h (B, E).
+    O(L E²), with L sequential steps. The state for decoding is h (B, E).
 
     Raises:
         ValueError: if the embedding dimension is odd, unless causal.

@@ -13,7 +13,7 @@ from fairseq_lrpe.ops.precision import at_least_float32, no_autocast
 from fairseq_lrpe.positions.base import AbsolutePosition
 
 _MAX_POSITIONS = 2**20
-"""Number of rows of a table, whose computation takes a step for each of them, one after the other."""
+"""Maximum number of rows of a table, each of which takes a step that depends on the previous row."""
 
 
 class RecurrentTable(AbsolutePosition):

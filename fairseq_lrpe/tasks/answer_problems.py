@@ -4,8 +4,8 @@
 that of its public code (HazyResearch/zoology, zoology/data/multiquery_ar.py). The list problems are from
 Kazemnejad et al. 2023 (Table 1); here, their symbols are tokens, not words of a prompt.
 
-The functions that read a text import fairseq themselves, because the import takes seconds, and the other
-problems do not need it.
+The functions that read a text import fairseq when they are called, because the import takes seconds, and the
+other problems do not need fairseq.
 """
 
 import math
@@ -37,17 +37,17 @@ class AnswerProblem:
     min_length: int
 
     def sequence(self, random: Random, length: int, split: str) -> tuple[Sequence[int], Sequence[int]]:
-        """Returns ``length`` + 1 indices of symbols, and the positions of those to predict, the answers."""
+        """Returns ``length`` + 1 indices of symbols, and the positions of the answers among them."""
         raise NotImplementedError
 
     def quarter(self, tokens: Sequence[int]) -> int | None:
-        """Returns the quarter (1 to 4) of the text that determines the answer, or None if none does."""
+        """Returns the quarter (1 to 4) of the text that has the answer, or None for other problems."""
         return None
 
 
 @dataclass(frozen=True)
 class ItemsProblem(AnswerProblem):
-    """Base class of problems with ``min_items`` to ``num_items`` items, whose number is random."""
+    """Base class of problems with a random number of items, from ``min_items`` to ``num_items``."""
 
     num_items: int = 16
     min_items: int = 1
@@ -159,7 +159,7 @@ class Parity(ListProblem):
 
 @dataclass(frozen=True)
 class Needle(AnswerProblem):
-    """Retrieval of a number from a text: the end has a key as the question and its number as the answer.
+    """Retrieval of a number from a text, which ends with a key as the question and its number as the answer.
 
     A key and its number are inserted at a random place of the text.
 

@@ -49,7 +49,7 @@ def is_joined(metadata: dict, pairs: str) -> bool:
 
 
 def truncated_lengths(first: int, second: int, total: int) -> tuple[int, int]:
-    """Returns the lengths of two texts cut to ``total`` in all: first the longer one, to half of that."""
+    """Returns the lengths of two texts cut to ``total`` in all: first the longer one, down to half of it."""
     if first + second > total:
         half = total // 2
         first = min(first, max(total - half, total - second))
@@ -134,7 +134,7 @@ class ClassificationTask(LabeledTask):
         return [text[:limit] for text in texts]
 
     def net_input(self, inputs: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Returns the padded tokens and their lengths, also of the second texts of separate pairs."""
+        """Returns the padded tokens and their lengths; pairs that are encoded separately have two of each."""
         batch = {}
         for name, texts in zip(("src", "second"), zip(*inputs, strict=True), strict=False):
             batch[f"{name}_tokens"] = collate_tokens(texts, self.dictionary.pad())
@@ -142,7 +142,7 @@ class ClassificationTask(LabeledTask):
         return batch
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Returns the model; for training, --embed-path initializes its embeddings."""
+        """Returns the model, whose embeddings --embed-path initializes if the model is to be trained."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and getattr(cfg, "embed_path", None):
             with file_errors():

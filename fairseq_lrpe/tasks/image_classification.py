@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RECIPES = ("full", "plain")
 MIXINGS = ("mixup_cutmix", "none")
 ORDER, IMAGE, BATCH = range(3)
-"""Purposes of random generators, which are part of their seeds."""
+"""Purposes of random generators; the purpose of a generator is a part of its seed."""
 
 
 @dataclass

@@ -32,7 +32,9 @@ class MemoryLMConfig(LanguageModelingConfig):
         "kind of memory: hidden (inputs of each layer at the last --memory-length positions) or state "
         "(running sums of linear attention over all previous positions)",
     )
-    clamp_length: int = flag(0, "maximum distance in encodings; it replaces larger ones (0: no maximum)")
+    clamp_length: int = flag(
+        0, "maximum distance in encodings, which replaces larger distances (0: no maximum)"
+    )
     same_length: bool = flag(
         False, "limit the attention of each position to the last --memory-length positions, including itself"
     )
@@ -41,7 +43,7 @@ class MemoryLMConfig(LanguageModelingConfig):
 
 @dataclass(frozen=True)
 class Segment:
-    """Identifies a batch: segment ``number`` of consecutive streams of a split, from ``stream`` on."""
+    """Identity of a batch: segment ``number`` of consecutive streams of a split, from ``stream`` on."""
 
     split: str
     stream: int
@@ -94,7 +96,7 @@ class SegmentDataset(SequenceDataset):
         return int(index), torch.from_numpy(padded)
 
     def collater(self, samples):
-        """Returns a batch of segments with the same number; its net_input contains their :class:`Segment`."""
+        """Returns a batch of segments with the same number, with their :class:`Segment` in ``net_input``."""
         batch = super().collater(samples)
         if batch:
             number, stream = divmod(samples[0][0], self.streams)
@@ -147,7 +149,7 @@ class MemoryLMTask(LanguageModelingTask):
             raise UserError(f"{purpose} by memory_lm requires --sample-break-mode {needed}, not {mode}")
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        """Loads the streams of a split, or for generation (--sample-break-mode eos) its lines."""
+        """Loads a split as streams, or for generation (--sample-break-mode eos) as lines."""
         if self.args.sample_break_mode == "eos":
             return super().load_dataset(split, epoch, combine, **kwargs)
         paths = self.args.data.split(os.pathsep)

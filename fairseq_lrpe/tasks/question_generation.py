@@ -44,7 +44,7 @@ class QuestionGenerationTask(TranslationTask):
             self.language = word_pieces.read_preparation(self.folder)["language"]
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Returns the model; for training, its encoder gets the weights of the BERT in --encoder, if any."""
+        """Returns the model, whose encoder gets the weights of the BERT of --encoder before training."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and cfg.encoder != bert_weights.SCRATCH:
             with file_errors():

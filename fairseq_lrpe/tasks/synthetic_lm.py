@@ -23,7 +23,7 @@ SEQUENCES = {"train": 10_000, "valid": 128, "test": 1024}
 
 @dataclass
 class SyntheticLMConfig(FairseqDataclass):
-    """Flags of the task ``synthetic_lm``; the sizes of problems other than ``problem`` are ignored."""
+    """Flags of the task ``synthetic_lm``, of which those of other problems than ``problem`` are ignored."""
 
     problem: str = flag("search", f"kind of problem: {', '.join(PROBLEMS)}")
     tokens_per_sample: int = flag(512, "number of symbols per sequence, without the first one")
@@ -33,7 +33,7 @@ class SyntheticLMConfig(FairseqDataclass):
     copied: int = flag(48, "search: number of letters per copy")
     between: int = flag(4, "search: number of random letters after each copy")
     num_items: int = flag(16, "maximum number of pairs (mqar) or of items (copy, reverse, sort, sum, parity)")
-    min_items: int = flag(1, "minimum number of pairs or items; the number is random")
+    min_items: int = flag(1, "minimum number of pairs or items, whose number is random")
     vocab_size: int = flag(256, "number of different symbols (mqar) or items (copy, reverse, sort)")
     haystack: Optional[str] = flag(None, "binarized text in which needle hides a number")  # noqa: UP045
     seed: int = II("common.seed")
@@ -78,7 +78,7 @@ class GeneratedDataset(SequenceDataset):
         return index, torch.stack([tokens, target])
 
     def collater(self, samples):
-        """Returns a batch; where only answers are predicted, the other targets are padding."""
+        """Returns a batch, in which targets that are not predicted, outside of answers, are padding."""
         if not samples or not isinstance(self.task.problem, AnswerProblem):
             return super().collater(samples)
         batch = super().collater([(index, pair[0]) for index, pair in samples])

@@ -1,7 +1,7 @@
 """The synthetic problems of RoPER (Harik and Jayasiri 2022), and the construction of all problems by name.
 
-The web page of RoPER's paper shows the format of its problems. It does not state the distributions of
-numbers and positions, nor the lengths in Search: they are our choice (docs/deviations.md).
+The web page of RoPER's paper shows the format of its problems. The page does not state the distributions of
+numbers and positions, nor the lengths in Search, which are our choice (docs/deviations.md).
 """
 
 import math
@@ -94,8 +94,9 @@ class Index(QuestionProblem):
 class Search:
     """Text that copies parts of itself: random letters, then repeatedly ``>``, a copy and random letters.
 
-    It starts with ``first`` random letters out of four. A copy consists of ``copied`` consecutive letters of
-    the previous text without ``>``, from a uniform start, and is followed by ``between`` random letters.
+    The text starts with ``first`` random letters out of four. A copy consists of ``copied`` consecutive
+    letters of the previous text without ``>``, from a uniform start, and is followed by ``between`` random
+    letters.
     """
 
     letters = "abcd"
@@ -177,7 +178,7 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
 
 
 def check_mqar(problem: MQAR) -> None:
-    """Raises a UserError for numbers of items that are no powers of two, or too few symbols for them."""
+    """Raises a UserError if a number of items is not a power of two, or has too few symbols."""
     if not (_is_power_of_two(problem.num_items) and _is_power_of_two(problem.min_items)):
         raise UserError("--num-items and --min-items of mqar must be powers of two, such as 8")
     least = 2 * problem.num_items + 2

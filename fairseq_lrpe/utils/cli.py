@@ -46,7 +46,7 @@ def exit_on_error(program: str) -> Iterator[None]:
 
 @contextmanager
 def file_errors() -> Iterator[None]:
-    """Converts an OSError of the block, in which files are read, to a UserError."""
+    """Converts an OSError that the block raises, which reads files, to a UserError."""
     try:
         yield
     except OSError as error:
@@ -71,10 +71,10 @@ def resumable(advice: str = "run the same command to resume") -> Iterator[None]:
 
 
 def open_standard_streams() -> None:
-    """Opens standard input, output and error if they are closed, as after ``>&-``; what is written is lost.
+    """Opens standard input, output and error if they are closed, as after ``>&-``; output is then lost.
 
-    Otherwise, the next file that a program opens gets the number of a closed one, and is written to by every
-    library that prints a message.
+    Otherwise, the next file that a program opens gets the number of a closed stream, and every library that
+    prints a message writes to this file.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -1,4 +1,4 @@
-"""Text that cannot be encoded as UTF-8."""
+"""Detection of text that cannot be encoded as UTF-8."""
 
 
 def is_utf8(text: str) -> bool:

@@ -6,16 +6,16 @@ from contextlib import contextmanager
 
 
 class UserError(ValueError, ArgumentTypeError):
-    """Raised for an invalid option, an invalid YAML file or missing data.
+    """Exception for errors that a user can correct, such as an invalid option or YAML file, or missing data.
 
-    The command line prints it without a traceback, also if the type of an argument raises it. Unexpected
-    exceptions are bugs and keep their traceback.
+    The command line prints the message without a traceback, also if the type of an argument raises this
+    exception. Unexpected exceptions are bugs and keep their traceback.
     """
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Converts a ValueError of the block to a UserError; used where only a user's input can cause one."""
+    """Converts a ValueError that the block raises to a UserError, where only a user's input can cause it."""
     try:
         yield
     except ValueError as error:

@@ -22,7 +22,7 @@ MACHINE = re.compile(
     r"[Oo]ut of memory|OutOfMemory|bad_alloc|MemoryError|[Nn]ot enough memory|allocate memory|"
     r"failed to map|shared memory|shm_open|Bus error|killed by signal|signal SIG"
 )
-"""Errors of the machine; an exception that names one is the cause of those that follow."""
+"""Errors of the machine; an exception that names one of them is the cause of the exceptions that follow."""
 SUMMARY = re.compile("ChildFailedError|ProcessRaisedException")
 """Exceptions of torchrun and torch.multiprocessing, which only say that a process has failed."""
 CONSEQUENCE = re.compile("Connection (closed|reset)|Broken ?[Pp]ipe|ConnectionReset")
@@ -52,13 +52,13 @@ ADVICE = (
 def failure_cause(lines: list[str], exit_code: int, log: Path) -> str | None:
     """Returns one line with the cause of a failure and advice, or None if the output has no cause.
 
-    A full disk is found by writing to it, since the log on it cannot have the message. An error of the
-    machine is preferred to later exceptions, and the exception of a process to those that torchrun and the
-    other processes raise because of it.
+    A full disk is found by writing to it, since a log on a full disk cannot contain the message. An error of
+    the machine takes precedence over later exceptions, and the exception of a process over those that
+    torchrun and the other processes raise because of it.
 
     Args:
         lines: the output of the command.
-        exit_code: its exit code, which is negative after a signal.
+        exit_code: the exit code of the command, which is negative after a signal.
         log: the file with the output.
     """
     if error := write_error(log):
@@ -80,9 +80,9 @@ def failure_cause(lines: list[str], exit_code: int, log: Path) -> str | None:
 
 
 def rejection(lines: list[str], exit_code: int) -> str | None:
-    """Returns the last line if a command of fairseq has printed it to reject its arguments, or None.
+    """Returns the last line if a command of fairseq rejects its arguments in this line, or None.
 
-    The lines of the processes that torchrun starts are before those of torchrun itself.
+    The lines of the processes that torchrun starts precede those of torchrun itself.
     """
     if exceptions_of_processes(lines) or signal_text(lines, exit_code):
         return None
@@ -95,7 +95,7 @@ def rejection(lines: list[str], exit_code: int) -> str | None:
 
 
 def with_advice(error: str, traceback: list[str]) -> str:
-    """Returns an error with advice; its traceback tells whether a semaphore raised it."""
+    """Returns an error with advice; the traceback tells whether a semaphore raised the error."""
     if "[Errno" in error and any(SEMAPHORE in line for line in traceback):
         return f"{error}: /dev/shm cannot hold a semaphore: enlarge it, as with docker's --shm-size"
     for pattern, advice in ADVICE:

@@ -17,7 +17,7 @@ PLUGIN = Path(__file__).resolve().parents[1]
 """Folder of the package, the value of fairseq's --user-dir."""
 _IS_WHEEL = (PLUGIN / "configs").is_dir()  # setup.py moves the folder
 REPOSITORY = Path.cwd() if _IS_WHEEL else PLUGIN.parent
-"""Root folder of the repository, to which paths in YAML files are relative; with a wheel, the current one."""
+"""Root of the repository, or the current folder with a wheel; paths in YAML files are relative to it."""
 CONFIGS = (PLUGIN if _IS_WHEEL else REPOSITORY) / "configs"
 """Folder of the experiments, tables and published numbers."""
 PREPARE = "lrpe prepare" if _IS_WHEEL else "bash data_prep/prepare.sh"
@@ -40,7 +40,7 @@ def check_colon(path: Path) -> None:
 
 
 def check_control_characters(text: str, name: str) -> None:
-    """Raises a UserError for line breaks and other control characters, which end a line in a script."""
+    """Raises a UserError for control characters such as line breaks, which would end a line in a script."""
     if match := CONTROL.search(text):
         raise UserError(f"{name} contains the control character {match[0]!r}: use a name without it")
 
@@ -91,9 +91,9 @@ def _entries(folder):
 
 
 def check_regular(path: Path) -> None:
-    """Raises a UserError for a folder, pipe, socket or device, which may have no content or no end."""
+    """Raises a UserError if a path is a folder, pipe, socket or device, whose content may have no end."""
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is not a regular file: replace it by one")
+        raise UserError(f"{path} is not a regular file: replace it with a regular file")
 
 
 def file_exists(path: Path) -> bool:
@@ -111,7 +111,7 @@ def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def without_mark(content: bytes, name: str) -> bytes:
-    """Returns a text without UTF-8's byte order mark; raises a UserError if it has UTF-16's."""
+    """Returns a text without the byte order mark of UTF-8; raises a UserError for that of UTF-16."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(
             f"{name} is not UTF-8 text but UTF-16: convert it to UTF-8, for example with "
@@ -152,7 +152,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields PATH.part, which is renamed to ``path`` on success and removed on error."""
+    """Yields the path of a file PATH.part, which is renamed to ``path`` on success and removed on error."""
     part = path.with_name(path.name + ".part")
     try:
         with named_write_errors(path):
@@ -165,7 +165,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def named_write_errors(path: Path) -> Iterator[None]:
-    """Adds the path to errors of a full disk in the block, which have no file name."""
+    """Adds a path to errors of a full disk that the block raises, which lack a file name."""
     try:
         yield
     except OSError as error:
@@ -190,7 +190,7 @@ def save_figure(figure, path: Path, **options) -> None:
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Creates a writable folder and its parents; on exit, removes those that it created if they are empty."""
+    """Creates a writable folder and its parents; on exit, removes the created folders that are empty."""
     created = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         try:

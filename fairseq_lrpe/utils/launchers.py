@@ -1,6 +1,6 @@
 """Variables of the environment with which launchers (torchrun, SLURM, MPI, clusters) describe a process.
 
-fairseq and torch read them, and would then start another number of processes than their flags say.
+fairseq and torch read these variables, and would start another number of processes than their flags say.
 """
 
 import os
@@ -13,14 +13,14 @@ PROCESS_VARIABLES = (
     "WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK "
     "ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT SLURM_JOB_NODELIST SLURM_STEP_NODELIST"
 ).split()
-"""torchrun, Kubeflow, AzureML and SageMaker set these; from lists of nodes, fairseq derives its processes."""
+"""Variables of torchrun, Kubeflow, AzureML and SageMaker, and lists of nodes that fairseq reads."""
 PREFIXES = ("PET", "TORCHELASTIC")
-"""torchrun takes defaults of its flags from PET_*, and its processes find each other by TORCHELASTIC_*."""
+"""Prefixes of variables that torchrun reads as defaults of its flags, or sets for its processes."""
 UNSET_IN_SHELL = (
     f"unset {' '.join(PROCESS_VARIABLES)} "
     rf"$(env | sed -nE 's/^(({'|'.join(PREFIXES)})_[A-Za-z0-9_]*)=.*/\1/p')"
 )
-"""A line of a shell script that does what ``without_launchers`` does."""
+"""Line of a shell script that unsets the variables that :func:`without_launchers` removes."""
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
@@ -35,9 +35,9 @@ def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_single_process(arguments: list[str]) -> None:
-    """Raises a UserError if a launcher started this command several times, each of which would do the same.
+    """Raises a UserError if a launcher started several processes of this command, which would do the same.
 
-    With --nodes, one process on each node is right.
+    With --nodes, one process on each node is correct.
     """
     has_nodes = any(re.match(r"--nodes?(=|$)", word) for word in arguments)
     for launcher, processes, nodes in _launchers():
@@ -52,7 +52,7 @@ def check_single_process(arguments: list[str]) -> None:
 
 
 def _launchers():
-    """Yields (launcher, its processes, their nodes) for each launcher whose variables are set.
+    """Yields (launcher, number of processes, number of nodes) for each launcher whose variables are set.
 
     Containers of Kubeflow and AzureML have WORLD_SIZE and RANK, too, but no TORCHELASTIC_RUN_ID.
     """

@@ -27,18 +27,18 @@ GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its o
 # then take a quarter of the training time on the CPU. With these settings, glibc keeps the memory.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "PYTHONUTF8": "1", "PYTHONOPTIMIZE": ""}
-"""Variables of all commands; fairseq validates data and flags by assertions, which PYTHONOPTIMIZE removes."""
+"""Variables of all commands. PYTHONOPTIMIZE would remove assertions, by which fairseq validates data."""
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 class CommandFailed(Exception):
-    """Raised if a command exits with a non-zero code or is stopped."""
+    """Exception for a command that exits with a non-zero code or is stopped."""
 
 
 class CommandRejected(CommandFailed):
-    """Raised if a command of fairseq rejects its arguments."""
+    """Exception for a command of fairseq that rejects its arguments."""
 
 
 def run_command(
@@ -92,7 +92,7 @@ def run_command(
 
 
 def import_settings() -> dict[str, str]:
-    """Returns variables with which commands import this checkout, not another one in the current folder."""
+    """Returns the variables with which commands import this checkout, not one in the current folder."""
     folders = [str(REPOSITORY)] if PLUGIN.parent == REPOSITORY else []  # a wheel is installed
     if given := os.environ.get("PYTHONPATH"):
         folders.append(given)
@@ -100,7 +100,7 @@ def import_settings() -> dict[str, str]:
 
 
 def failure(command: list[str], exit_code: int, log: Path, start: int) -> CommandFailed:
-    """Returns the error of a command, whose last line is the cause; its output starts at byte ``start``."""
+    """Returns the error of a command whose output starts at byte ``start`` of its log."""
     lines = log.read_bytes()[start:].decode(errors="replace").splitlines()
     if line := rejection(lines, exit_code):
         name = "fairseq-train" if command[0] == "torchrun" else command[0]
@@ -137,9 +137,9 @@ def available_cores() -> int:
 
 
 def threads_in(environment: Mapping[str, str]) -> int | None:
-    """Returns the threads of a process according to OMP_NUM_THREADS, or None if it is not set.
+    """Returns the number of threads of a process by OMP_NUM_THREADS, or None if the variable is not set.
 
-    Its value may be a list of numbers, of which those after the first are for nested loops.
+    The value may be a list of numbers, of which the first counts; the others are for nested loops.
 
     Raises:
         UserError: if the value is not a number; OpenMP would ignore it and use all cores.
@@ -173,7 +173,7 @@ def seconds_in_job() -> float:
 
 
 def terminate_group(process: subprocess.Popen, seconds: float) -> None:
-    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or after ``seconds``."""
+    """Sends SIGTERM to the group of a process, and SIGKILL when the process ends or after ``seconds``."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
@@ -196,7 +196,7 @@ def exit_on_signals():
 
 @contextmanager
 def handle_signals(handler: Callable, *signals: int) -> Iterator[None]:
-    """Handles some signals in the block, but not those that are ignored, as under nohup.
+    """Calls ``handler`` for ``signals`` in the block, except for those that are ignored, as under nohup.
 
     Outside the main thread, no signal is handled.
     """
@@ -213,7 +213,7 @@ def handle_signals(handler: Callable, *signals: int) -> Iterator[None]:
 
 
 def as_flags(flags: dict[str, object]) -> list[str]:
-    """Converts a dictionary to a list of command-line flags, without those that are None or False.
+    """Converts a dictionary to a list of command-line flags, without values that are None or False.
 
     For example, {"max_update": 5, "cpu": True, "x": None} becomes ["--max-update", "5", "--cpu"].
     """

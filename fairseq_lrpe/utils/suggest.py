@@ -11,8 +11,8 @@ SHORT = 12  # maximum number of names that a message lists
 def choices(name: object, known: Iterable[str], listing: str = "", prefix: str = "") -> str:
     """Returns the end of an error message about an unknown name: the closest known name and a list of all.
 
-    If there are more than ``SHORT`` known names, ``listing`` replaces the list, such as "`lrpe --help` lists
-    the commands". ``prefix`` is put before the closest name.
+    If there are more than ``SHORT`` known names, the text ``listing`` replaces the list, such as "`lrpe
+    --help` lists the commands". ``prefix`` is put before the closest name.
     """
     known = list(known)
     close = get_close_matches(str(name), known, n=1)

@@ -10,12 +10,12 @@ from fairseq_lrpe.utils.errors import UserError
 MAX_DEPTH = 20
 """Maximum number of nested lists and mappings."""
 MAX_NODES = 100_000
-"""Maximum number of values after aliases are replaced by what they refer to."""
+"""Maximum number of values after aliases are replaced by the values to which they refer."""
 MAX_INTEGER = 1 << 63
 
 
 def check_yaml(text: str) -> None:
-    """Raises a UserError for YAML that is nested too deeply or contains itself.
+    """Raises a UserError for a text of YAML whose values are nested too deeply or contain themselves.
 
     Invalid YAML raises a YAMLError. The parser's events are read one by one: building the values would
     already exhaust the stack.
@@ -26,7 +26,7 @@ def check_yaml(text: str) -> None:
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
-                raise UserError(f"the alias *{event.anchor} is inside of what it refers to: remove it")
+                raise UserError(f"the alias *{event.anchor} is inside of the value that it names: remove it")
             count += sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, count))
@@ -53,7 +53,7 @@ def check_value(value: object) -> None:
     elif isinstance(value, int) and abs(value) >= MAX_INTEGER:
         raise UserError("an integer exceeds 64 bits: use a smaller one")
     elif isinstance(value, str) and not is_utf8(value):
-        raise UserError("a text is not UTF-8: write it in UTF-8")
+        raise UserError("a text is not UTF-8: write the file in UTF-8")
 
 
 def check_values(values: Iterable) -> None:

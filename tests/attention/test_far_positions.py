@@ -8,7 +8,7 @@ from fairseq_lrpe.attention import LinearAttention, apply_encoding, attention_bi
 from fairseq_lrpe.encodings import ENCODINGS, Context, Encoding, InputsMixin, build_encoding
 from fairseq_lrpe.ops import constants, rotation
 from fairseq_lrpe.ops.position_index import PositionIndex
-from fairseq_lrpe.ops.rotation import cached_phases, phases, rotary_frequencies
+from fairseq_lrpe.ops.rotation import cached_phases, phases, rotary_angles
 from fairseq_lrpe.positions import build_position
 
 FAR, E, H = 2**20, 32, 2
@@ -77,14 +77,14 @@ def test_biases_at_explicit_positions(name, monkeypatch):
 
 def test_tables_of_consecutive_positions():
     dtype = torch.complex64
-    frequencies, device = ("a", 3, 6, 512), torch.device("cpu")
-    whole = phases(rotary_frequencies(*frequencies), 0, FAR + 2000).to(dtype)
+    arguments, device = ("a", 3, 6, 512), torch.device("cpu")
+    whole = phases(rotary_angles(*arguments), 0, FAR + 2000).to(dtype)
     for offset, length in ((0, 1), (5, 700), (250, 20), (FAR - 1, 2), (FAR + 3, 1), (FAR + 100, 600)):
-        table = cached_phases(frequencies, offset, length, dtype, device)
+        table = cached_phases(arguments, offset, length, dtype, device)
         assert table.equal(whole[offset : offset + length])
         assert table.untyped_storage().nbytes() <= 4 * max(256, length) * 3 * dtype.itemsize
     index = torch.tensor([[FAR, 2], [9, FAR + 1]])
-    table = cached_phases(frequencies, PositionIndex(index, index, FAR + 1), 2, dtype, device)
+    table = cached_phases(arguments, PositionIndex(index, index, FAR + 1), 2, dtype, device)
     assert table.equal(whole[index])
 
 

@@ -41,7 +41,7 @@ def test_devices_are_errors(name, read, tmp_path):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.symlink_to("/dev/null")
-    with pytest.raises(UserError, match=f"^{path} is not a regular file: replace it by one$"):
+    with pytest.raises(UserError, match=f"^{path} is not a regular file: replace it with a regular file$"):
         read(path)
 
 

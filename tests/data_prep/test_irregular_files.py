@@ -51,5 +51,5 @@ def test_devices_are_errors(words, name, tiny_bpe, tmp_path):
     if corpus in ("books", "glue") and "--bpe" not in options:
         options += ["--bpe", tiny_bpe]
     message = error_of(corpus, *options, "--out", tmp_path / "out", "--workers", 1)
-    assert f"{name} is not a regular file: replace it by one" in message
+    assert f"{name} is not a regular file: replace it with a regular file" in message
     assert not {path.name for path in tmp_path.glob("out/*")} & {"bin", "text"}

@@ -10,7 +10,7 @@ from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.ops.orthogonal import cayley
-from fairseq_lrpe.ops.rotation import rotary_frequencies
+from fairseq_lrpe.ops.rotation import rotary_angles
 
 MAX_POSITIONS = 40
 
@@ -119,7 +119,7 @@ def test_scores_and_gradients_match_explicit_matrices(core, rotation, d, options
     if core != "permutation" and theta is None:
         width = d // 2 + d // 2 % 2 if core == "mixed" else d
         count = d if core == "unitary" else width // 2
-        theta = rotary_frequencies(options.get("theta_type", "a"), count, width, MAX_POSITIONS)
+        theta = rotary_angles(options.get("theta_type", "a"), count, width, MAX_POSITIONS)
     q, k = (randn(2, 2, n, d, seed=n).requires_grad_() for n in (3, 4))
     leaves, found = [q, k, *learned.values()], products(encoding, q, k, 7, 2)
     expected = pairwise_matrix(formula(theta), encoding, q, k, 7, 2, causal=False)

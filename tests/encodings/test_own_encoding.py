@@ -13,6 +13,9 @@ from test_contract import Case
 from fairseq_lrpe.encodings import ENCODINGS, START, Encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
+SHOWN = ("forget", "distance", "turn")
+"""The encodings in README.md and CONTRIBUTING.md."""
+
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
@@ -20,7 +23,7 @@ def extended(tmp_path_factory):
     for part in ("fairseq_lrpe", "tests"):
         shutil.copytree(REPOSITORY / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", folder)
-    for name in ("forget", "distance"):
+    for name in SHOWN:
         shown = block("python", f'@register_encoding("{name}"')
         (folder / "fairseq_lrpe" / "encodings" / f"{name}.py").write_text(shown)
     rows = [block("python", f'"{name}": Method(') for name in ("forget", "distance")]
@@ -30,10 +33,10 @@ def extended(tmp_path_factory):
 
 
 def test_readme_encodings_pass_the_contract(extended):
-    program = "import pytest; [pytest.main(['-q', '--encoding', name]) for name in ('forget', 'distance')]"
+    program = f"import pytest; [pytest.main(['-q', '--encoding', name]) for name in {SHOWN}]"
     done = run_command(BIN / "python", "-c", program, folder=extended, PYTHONPATH=str(extended))
     results = re.findall(r"^=* ?(\d+) passed(?:, \d+ warnings?)? in", done.stdout, re.MULTILINE)
-    assert len(results) == 2 and min(map(int, results)) >= 12, done.stdout[-3000:]
+    assert len(results) == len(SHOWN) and min(map(int, results)) >= 12, done.stdout[-3000:]
 
 
 def test_readme_decay_trains_in_softmax_attention(extended, data_bin, tmp_path):
@@ -76,6 +79,15 @@ class IgnoresOffsets(RoPE):
         return super().forward(q, k)
 
 
+class SquareRoots(RoPE):
+    """Rotates by angles that are proportional to the square root of the position."""
+
+    def position_table(self, x, offset):
+        positions = offset + torch.arange(x.size(-2), dtype=torch.float64)
+        angles = positions[:, None].sqrt() * torch.ones(self.pairs, dtype=torch.float64)
+        return torch.polar(torch.ones_like(angles), angles)
+
+
 class QuadraticMemory(Encoding):
     """Computes an unneeded matrix of all pairs."""
 
@@ -93,8 +105,9 @@ def check_left_padding(case):
     (NaiveXPos, test_contract.test_linear_attention_over_100_000_tokens),
     (Absolute, check_left_padding),
     (Absolute, test_contract.test_far_positions_in_float32),
+    (SquareRoots, test_contract.test_shifted_keys_and_values),
     (IgnoresOffsets, test_contract.test_incremental_decoding_matches_full_sequence),
-    (QuadraticMemory, test_contract.test_memory),
+    (QuadraticMemory, test_contract.test_largest_tensor),
 ])  # fmt: skip
 def test_broken_encodings_fail_the_contract(cls, test, monkeypatch):
     monkeypatch.setitem(ENCODINGS, "own", cls)

@@ -17,7 +17,7 @@ from fairseq_lrpe.encodings import (
     encoding_options,
     register_encoding,
 )
-from fairseq_lrpe.ops.rotation import rotary_frequencies
+from fairseq_lrpe.ops.rotation import rotary_angles
 
 H, D = 2, 6
 E = H * D
@@ -169,10 +169,10 @@ def test_initial_values():
 def test_initial_angles():
     for core, count, width in (("unitary", D, D), ("orthogonal", D // 2, D), ("mixed", 2, 4)):
         theta = build("lrpe", core=core, learn_theta=True).theta
-        assert_same(theta.double(), rotary_frequencies("a", count, width, 512), 1e-7)
+        assert_same(theta.double(), rotary_angles("a", count, width, 512), 1e-7)
     theta = build("lrpe_decay", first_layer=True).theta.flatten().tolist()
     assert theta == pytest.approx([10000 ** (-2 * n / E) for n in range(E)], rel=1e-6)
-    assert_same(build("rope_mixed").theta[0, 0].double(), rotary_frequencies("a", D // 2, D, 512), 1e-7)
+    assert_same(build("rope_mixed").theta[0, 0].double(), rotary_angles("a", D // 2, D, 512), 1e-7)
     theta = build("rope_mixed", heads=100, d=16, axes=2).theta
     size = torch.tensor([10 ** (-4 * m / 16) for m in range(4)])
     assert_same(theta.square().sum(0).sqrt(), size.repeat(2).expand(100, -1), 1e-6)

@@ -14,7 +14,8 @@ from torch import nn
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding
 from fairseq_lrpe.encodings import ENCODINGS, Context, build_encoding
-from fairseq_lrpe.encodings.rotation import RotaryEncoding, scale_rotations
+from fairseq_lrpe.encodings.rope import RoPE
+from fairseq_lrpe.encodings.rotation import scalable_encodings, scale_rotations
 from fairseq_lrpe.ops.orthogonal import cayley
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
@@ -63,9 +64,19 @@ def build(name, scaling=None, **options):
 
 
 def test_cases_have_every_rotation():
-    rotating = {name for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding)}
-    scalable = {name for name in rotating if ENCODINGS[name].scalable is not False}
-    assert scalable == {name for name, _ in CASES}
+    assert set(scalable_encodings()) == {name for name, _ in CASES}
+
+
+def test_encodings_that_are_not_scalable_are_refused_and_not_recommended(monkeypatch):
+    class Fixed(RoPE):
+        name = "fixed"
+        scalable = False
+
+    monkeypatch.setitem(ENCODINGS, "fixed", Fixed)
+    test_cases_have_every_rotation()
+    with pytest.raises(ValueError, match=r"^fixed has no rotation angles that can be scaled") as raised:
+        scale_rotations(Fixed(num_heads=H, head_dim=D, causal=True), SCALINGS[0])
+    assert "fixed" not in str(raised.value).partition(":")[2]
 
 
 def test_documented_encodings():

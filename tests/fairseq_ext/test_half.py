@@ -8,7 +8,7 @@ from support.tiny import succeeded
 
 from fairseq_lrpe.fairseq_ext.foreach_optimizer import total_norm
 from fairseq_lrpe.fairseq_ext.patches import _norm_of_each_dtype
-from fairseq_lrpe.ops.rotation import rotary_frequencies
+from fairseq_lrpe.ops.rotation import rotary_angles
 
 HALF = ("--fp16", "--fp16-no-flatten-grads")  # fairseq supports flat parameters on GPUs only
 
@@ -43,7 +43,7 @@ def test_angles_are_trained_in_float32(form, train, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the device index of flat parameters
     dtype = torch.bfloat16 if form == "bf16" else torch.float16
     flags = (*FORMS[form], "--disable-validation", *(() if form == "bf16" else ("--fp16-init-scale", 4)))
-    thetas = [rotary_frequencies("a", 8, 8, 32).float()]
+    thetas = [rotary_angles("a", 8, 8, 32).float()]
     for updates in (3, 6):
         succeeded(train("linear_lm_tmlr_type1", tmp_path, "--max-update", updates, *flags))
         model = load_last_checkpoint(tmp_path)["model"]

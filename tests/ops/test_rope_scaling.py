@@ -7,7 +7,7 @@ import torch
 from support.tensors import assert_same, with_gradients
 
 from fairseq_lrpe.ops.rope_scaling import SCALINGS, RopeScaling
-from fairseq_lrpe.ops.rotation import rotary_frequencies
+from fairseq_lrpe.ops.rotation import rotary_angles
 
 
 def formula(scaling, theta, width, length=None):
@@ -63,11 +63,11 @@ def scaled(scaling, theta, width, length=LENGTH):
 @pytest.mark.parametrize("count, width", [(8, 16), (64, 128), (24, 24), (5, 12)])
 def test_ladders_match_the_formula(scaling, count, width):
     """Those of RoPE, of unitary LRPE and of half of the features."""
-    theta = rotary_frequencies("a", count, width, 512)
+    theta = rotary_angles("a", count, width, 512)
     expected = torch.tensor(formula(scaling, theta.tolist(), width, LENGTH), dtype=torch.float64)
     assert_same(scaled(scaling, theta, width) / theta, expected / theta, 1e-12)
     current = scaling.at_length(LENGTH)
-    assert rotary_frequencies("a", count, width, 512, current).equal(scaled(scaling, theta, width))
+    assert rotary_angles("a", count, width, 512, current).equal(scaled(scaling, theta, width))
 
 
 @every
@@ -96,7 +96,7 @@ def test_angle_of_zero(scaling):
 
 
 def test_factor_one_changes_nothing():
-    theta = rotary_frequencies("a", 16, 32, 512)
+    theta = rotary_angles("a", 16, 32, 512)
     for name in SCALINGS:
         scaling = RopeScaling(name, 1, 64).at_length(64)
         if scaling is not None:
@@ -128,7 +128,7 @@ def test_definitions_of_hugging_face(scaling, d):
     )
     config.rope_scaling = values
     theirs, attention_factor = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=current)
-    theta = rotary_frequencies("a", d // 2, d, 512)
+    theta = rotary_angles("a", d // 2, d, 512)
     torch.testing.assert_close(scaled(scaling, theta, d) / theta, theirs.double() / theta, rtol=0, atol=1e-6)
     assert scaling.attention_factor == pytest.approx(attention_factor, abs=1e-12)
 

@@ -24,7 +24,7 @@ def exact_table(thetas):
     return torch.polar(torch.ones_like(angles), angles)
 
 
-def exact_frequencies(width):
+def exact_angles(width):
     with localcontext() as context:
         context.prec = 50
         return [(Decimal(10000).ln() * -2 * t / width).exp() for t in range(width // 2)]
@@ -35,12 +35,12 @@ def exact_frequencies(width):
     ("b", lambda t, count, width, m: math.pi * (t + 1) / (2 * m * count)),
     ("c", lambda t, count, width, m: math.pi / (2 * m * (t + 1))),
 ])  # fmt: skip
-def test_rotary_frequencies(theta_type, formula):
+def test_rotary_angles(theta_type, formula):
     for count, width in ((4, 8), (8, 8), (5, 5), (1, 2)):
-        frequencies = rotation.rotary_frequencies(theta_type, count, width, 77)
+        angles = rotation.rotary_angles(theta_type, count, width, 77)
         expected = [formula(t, count, width, 77) for t in range(count)]
-        assert frequencies.dtype == torch.float64
-        assert frequencies.tolist() == pytest.approx(expected, rel=1e-14, abs=0)
+        assert angles.dtype == torch.float64
+        assert angles.tolist() == pytest.approx(expected, rel=1e-14, abs=0)
 
 
 def test_phases_are_exact_at_far_positions():
@@ -56,7 +56,7 @@ def test_phases_are_exact_at_far_positions():
 def test_cached_phases_are_exact_at_far_positions(dtype):
     table = cached_phases(("a", 16, 32, 512), FAR, 3, dtype, torch.device("cpu"))
     assert table.dtype == dtype
-    exact = exact_table(exact_frequencies(32))
+    exact = exact_table(exact_angles(32))
     atol = 1e-6 if dtype == torch.complex64 else 1e-10
     torch.testing.assert_close(table.to(torch.complex128), exact, rtol=0, atol=atol)
 

@@ -11,8 +11,8 @@ LAUGHS = "\n".join(["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" fo
 WRONG = [
     ("[" * 2000 + "]" * 2000, "nested more than 20 levels deep"),
     ("{a: " * 60_000, "nested more than 20 levels deep"),
-    ("&a [*a]", "the alias \\*a is inside of what it refers to"),
-    ("&a {b: [1, *a]}", "the alias \\*a is inside of what it refers to"),
+    ("&a [*a]", "the alias \\*a is inside of the value"),
+    ("&a {b: [1, *a]}", "the alias \\*a is inside of the value"),
     ("9" * 5000, "not a valid value"),
     ("0x" + "f" * 5000, "an integer exceeds 64 bits"),
     ("[1, {a: 9223372036854775808}]", "an integer exceeds 64 bits"),

@@ -1,7 +1,8 @@
 """Causal linear attention in few large operations, each of which computes all chunks at once.
 
 Let Q, K and V be the C rows of chunk n, where V has additional columns of ones for the denominator, and S_n
-the sum of k_j v_jᵀ over all chunks before chunk n, decayed up to the last of these keys. Then
+the sum of k_j v_jᵀ over all keys before chunk n, each with the decay from key j to the last key before the
+chunk. Then
 
     O = (W ∘ Q Kᵀ) V + (a ∘ Q) S_n,        S_n = Σ_{m<n} Γ_nm U_m,        U_m = (b ∘ K)ᵀ V,
 
@@ -11,8 +12,8 @@ triangular matrix, so that all S_n are one product.
 
 On a GPU, a short operation takes less time than its start. Whatever the length, this form starts 30 to 40
 kernels in a forward and backward pass without decay; see docs/performance.md. It is also the form for
-``torch.compile``, ``torch.func`` and second derivatives. On a CPU, :mod:`.causal` is faster, which processes
-as many chunks at a time as fit a core's cache.
+``torch.compile``, ``torch.func`` and second derivatives. On a CPU, :mod:`.causal` is faster, because it
+processes only as many chunks at a time as fit a core's cache.
 """
 
 from functools import partial
@@ -29,7 +30,7 @@ from fairseq_lrpe.ops.linear.state import Arguments, LinearState
 from fairseq_lrpe.ops.precision import no_autocast
 
 _MAX_SINGLE_CHUNK = 512
-"""Length up to which there is one chunk without decay; W would take memory for each decay and length."""
+"""Length up to which a text without decay is one chunk; with decays, each length would need another W."""
 _CHUNK_SIZE = 128
 _FEATURE_CHUNK_SIZE = 64
 _MAX_CHUNKS = 256
@@ -78,7 +79,7 @@ def _attend(q, k, v, args, size):
 
 
 def _join(kv, k_sum):
-    """Returns the state for values with columns of ones, (B, H, d, dv + 4)."""
+    """Joins Σ k vᵀ and Σ k to the state of values with columns of ones, (B, H, d, dv + 4)."""
     return F.pad(torch.cat([kv, k_sum[..., None]], dim=-1), (0, ONES - 1))
 
 

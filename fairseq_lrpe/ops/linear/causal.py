@@ -1,15 +1,15 @@
 """Causal linear attention in chunks, with a memory-efficient backward pass.
 
-Let S_n be the sum of k_j v_jᵀ over all chunks before chunk n, decayed up to the last of these keys, and let
-Q, K and V be the C rows of chunk n. Then
+Let Q, K and V be the C rows of chunk n, i, j = 0..C-1 indices of these rows, and S_n the sum of k vᵀ over all
+keys before chunk n, each with the decay from that key to the last key before the chunk. Then
 
     O = (W ∘ Q Kᵀ) V + (a ∘ Q) S_n,        S_{n+1} = γ^C S_n + (b ∘ K)ᵀ V,
     W_ij = γ^(i-j) for j ≤ i, else 0,      a_i = γ^(i+1),      b_j = γ^(C-1-j).
 
-The denominator is the same with V = 1. If each feature has its own γ, W_ij is 1 for j ≤ i, the features of
-q_i are weighted by γ^(i-m) and those of k_j by γ^(m-j), where m is the middle of the chunk, and the rows of
-S_n by γ^(m+1) before the product with Q. Chunks are then so short that neither weight overflows. Decays of
-single positions replace powers of γ by exponentials of sums of log decays inside the chunk; see
+The denominator is O for V = 1. If each feature has its own γ, W_ij is 1 for j ≤ i, the features of q_i are
+weighted by γ^(i-m) and those of k_j by γ^(m-j), where m is the middle of the chunk, and the rows of S_n by
+γ^(m+1) before the product with Q. Chunks are then so short that neither weight overflows. Decays of single
+positions replace powers of γ by exponentials of sums of log decays inside the chunk; see
 :func:`fairseq_lrpe.ops.decay.block_products`.
 
 The backward pass processes the chunks in reverse order with the gradient of S_n. It recomputes the products

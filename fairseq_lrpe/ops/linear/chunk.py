@@ -74,8 +74,8 @@ class _Bidirectional(torch.autograd.Function):
     """Autograd function of bidirectional attention, which processes groups of heads at the same time.
 
     Inputs are q and k (B, H, L, d), v (B, H, L, dv), and the state (B, H, d, dv) and (B, H, d), or None.
-    Results are the output and the new state. For the backward pass it saves the output, which the next layer
-    saves anyway, instead of the dividend. The memory layout of the output is (L, B, H, dv), so that merging
+    Results are the output and the new state. The output, which the next layer saves anyway, is saved for the
+    backward pass instead of the dividend. The memory layout of the output is (L, B, H, dv), so that merging
     the heads into (L, B, H·dv) needs no copy.
     """
 

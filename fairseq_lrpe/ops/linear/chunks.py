@@ -8,7 +8,7 @@ from fairseq_lrpe.ops.feature_products import FeatureProducts
 from fairseq_lrpe.ops.linear.decay_weights import chunk_weights
 
 ONES = 4
-"""Number of columns of ones beside v, so that rows of float32 stay aligned to 16 bytes; one is used."""
+"""Number of columns of ones beside v: one is used, and four keep rows of float32 aligned to 16 bytes."""
 
 
 class Chunks:
@@ -16,7 +16,7 @@ class Chunks:
 
     Args:
         args: arguments of the operation; ``state`` and ``log_decay`` are not used.
-        size: C.
+        size: number C of rows of a chunk.
         q: queries (B, H, L, d).
         k: keys (B, H, L, d).
         v: values (B, H, L, dv).
@@ -94,7 +94,8 @@ class Chunks:
     def sum_over_chunks(self, terms, transposed=False):
         """Returns Γ or Γᵀ times the terms of the chunks, (B, H, chunks, d, width).
 
-        The terms of chunks include that of the initial state before, or of the final state after the chunks.
+        The terms also include that of the initial state, before those of the chunks, or that of the final
+        state, after them.
         """
         rows = slice(None, None if self.has_final_state else -1)
         columns = slice(None if self.has_initial_state else 1, None)

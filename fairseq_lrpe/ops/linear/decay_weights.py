@@ -38,8 +38,8 @@ def chunk_weights(log_decay: Tensor | None, size: int, length: int, like: Tensor
 
     Args:
         log_decay: None, constant log decays (1, H or 1, 1, K), or one for each key, (B, H, L, K).
-        size: C.
-        length: L; rows beyond it do not decay.
+        size: number C of rows of a chunk.
+        length: number L of positions; rows beyond L do not decay.
         like: a tensor with the device and the dtype of the weights.
     """
     chunks = -(-length // size)
@@ -99,14 +99,18 @@ def lower_triangle(size: int, device: torch.device) -> Tensor:
 
 
 def _shapes(size, length, with_pairs):
-    """Returns the shapes of the distances for reading, updating, between chunks, and of pairs."""
+    """Returns the shapes of the groups of :func:`_distances`."""
     chunks = -(-length // size)
     different = chunks if length % size else 1  # the last chunk may have fewer rows
     return [(1, size), (different, size), (chunks + 1, chunks + 1), *[(size, size)] * with_pairs]
 
 
 def _distances(size, length, with_pairs, device):
-    """Returns all distances between rows of chunks and ends of chunks; a negative one is not causal."""
+    """Returns the distances (n,) of all weights of chunks, negative for keys after their query.
+
+    They are, in this order, those from the start of a chunk to its rows (a), from its rows to its end (b),
+    between ends of chunks (Γ) and, if ``with_pairs``, between rows of a chunk (W).
+    """
     (_, (chunks, _), (ends, _), *_) = _shapes(size, length, with_pairs)
     rows = torch.arange(1, size + 1, device=device)
     ends = torch.arange(ends, device=device).mul(size).clamp(max=length)
@@ -121,11 +125,17 @@ def _is_causal(size, length, with_pairs, device):
 
 
 def log_decay_gradient(log_decay: Tensor, rows: Tensor, first: Tensor | None, last: Tensor | None) -> Tensor:
-    """Returns the gradient of the decay from q ∘ g_q − k ∘ g_k (B, H, L, d) and products of the states.
+    """Returns the gradient of a log decay, in the shape of ``log_decay``.
 
     The weight of query i and key j is a factor exp(c_i) of q_i times a factor exp(−c_j) of k_j, where c are
     sums of log decays. The initial state counts as a key at position -1, and the final state as a query at
     position L - 1.
+
+    Args:
+        log_decay: the log decay.
+        rows: q ∘ g_q − k ∘ g_k (B, H, L, d), where g_q and g_k are the gradients of q and k.
+        first: product of the initial state and its gradient, summed over the values (B, H, d), or None.
+        last: product of the final state and its gradient, likewise.
     """
     if log_decay.size(-1) == 1:
         rows, first, last = (x if x is None else x.sum(-1, keepdim=True) for x in (rows, first, last))

@@ -68,7 +68,7 @@ def _gates_have_wrong_gradients(device):
 
 @mark_constant
 def missing_requirement(device: torch.device, backend: str = "fla") -> str | None:
-    """Returns a description of what the kernels need to run on the device, or None if they can run."""
+    """Returns a description of what the kernels lack to run on the device, or None if they can run."""
     return _missing_requirement(device, backend)
 
 
@@ -131,7 +131,7 @@ def _decay_of_heads(log_decay, heads):
 
 
 class _FirstOrder(torch.autograd.Function):
-    """Returns its input, whose gradient must not be differentiated again: the kernels would omit terms."""
+    """Identity that refuses second derivatives, of which the kernels would omit terms."""
 
     @staticmethod
     def forward(ctx, x):

@@ -80,8 +80,9 @@ class PartWeights:
         q_state: weights of q in the product with the state, (.., C, 1 or d).
         k_state: weights of k in the update of the state, (.., C, 1 or d).
         state: the decay of the state over a chunk, (.., 1 or d, 1).
-        read: weights of the state in the product with q, (.., d, 1).
-        update: weights of the update of the state, (.., d, 1).
+        read: weights of the state in the product with q, where ``q`` already weights q relative to the middle
+            of the chunk, (.., d, 1).
+        update: weights of the update of the state, where ``k`` already weights k likewise, (.., d, 1).
     """
 
     products: list[tuple[Tensor, Tensor | None, Tensor | None]]
@@ -131,9 +132,16 @@ class PartWeights:
         return cls(products, **weights)
 
     @classmethod
-    def _of_features(cls, mask, q, first, last):
-        """Returns the weights of one product, from those of q and the first and last sum of log decays."""
-        first, last = (x.exp()[..., None] for x in (first, last))
+    def _of_features(cls, mask, q, first_sum, last_sum):
+        """Returns the weights of chunks with a single product, for decays of features.
+
+        Args:
+            mask: M (C, C).
+            q: weights of q (.., C, d); those of k are their reciprocals.
+            first_sum: log decay from the start of a chunk to its first row (.., d).
+            last_sum: sum of the log decays from the start of a chunk to its last row (.., d).
+        """
+        first, last = (x.exp()[..., None] for x in (first_sum, last_sum))
         read = first / q[..., 0, :, None]
         update = q[..., -1, :, None]
         return cls([(mask, None, None)], q, q.reciprocal(), state=last, read=read, update=update)

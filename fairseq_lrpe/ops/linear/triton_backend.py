@@ -27,9 +27,9 @@ _MIN_SEGMENT = 512
 def triton(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
     """Computes :func:`fairseq_lrpe.ops.linear_attention` with this project's Triton kernels.
 
-    They multiply and sum about as exactly as float32, whatever the dtype of q, k and v. ``chunk`` computes
-    what they cannot: bidirectional attention, a single query, empty tensors, decays of each feature, widths
-    above 64, transforms of ``torch.func``, and second derivatives. They ignore ``chunk_size``.
+    The kernels multiply and sum about as exactly as float32, whatever the dtype of q, k and v. ``chunk``
+    computes what they cannot: bidirectional attention, a single query, empty tensors, decays of each feature,
+    widths above 64, transforms of ``torch.func``, and second derivatives. The kernels ignore ``chunk_size``.
 
     Raises:
         ValueError: if the kernels cannot run on this device, or for float64.
@@ -96,7 +96,7 @@ def _plain(args, q, k, v, kv, k_sum, log_decay):
 
 
 def _new_like(x, dtype):
-    """Returns memory with adjacent columns, and with the layout of x if it has adjacent columns."""
+    """Returns an empty tensor like x, in the layout of x if its columns are adjacent, else contiguous."""
     layout = torch.preserve_format if x.stride(-1) == 1 else torch.contiguous_format
     return torch.empty_like(x, dtype=dtype, memory_format=layout)
 
@@ -112,7 +112,7 @@ def _new_additions(q, v):
 
 
 def _segments(q):
-    """Returns the number of chunks of a segment, and of segments."""
+    """Returns the number of chunks of a segment, and the number of segments."""
     chunks = -(-q.size(2) // _CHUNK_SIZE)
     most = torch.sym_min(q.size(2) // _MIN_SEGMENT, -(-_PROGRAMS // (q.size(0) * q.size(1))))
     size = -(-chunks // torch.sym_max(1, most))
@@ -185,7 +185,7 @@ _SAVED = "Tensor g, Tensor? g_sums, Tensor? g_kv, Tensor? g_k_sum, Tensor additi
 
 
 def _operator(name, function, arguments):
-    """Returns the function as an operator, which torch.compile calls as it is."""
+    """Returns the function as an operator, which torch.compile calls without tracing its code."""
     schema = f"({_INPUTS}, {arguments}, float eps) -> Tensor[]"
     operator = torch.library.custom_op(f"fairseq_lrpe::{name}", function, mutates_args=(), schema=schema)
     operator.register_fake(partial(function, computes=False))

@@ -97,8 +97,9 @@ def attend(
 ):  # fmt: skip
     """Computes rows of ``out``, or, if it is None, the additions of segments to the state.
 
-    Matrices have adjacent columns; log decays, ``sums`` (the denominators) and ``g_sums`` are (B, H, L). None
-    is not needed, or zero. ``first`` and ``last`` are states: before the first, after the last row of all.
+    Matrices have adjacent columns; log decays, ``sums`` (the denominators) and ``g_sums`` are (B, H, L).
+    Arguments that are None are zero, or results that are not needed. ``first`` and ``last`` are the states
+    before the first and after the last row of the sequence.
     """
     head = tl.program_id(0).to(tl.int64)  # of all sequences
     segment = tl.program_id(1)
