@@ -9,8 +9,6 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices
 
 ATTENTIONS = ("linear", "softmax")
-LINEAR_NORMS = ("denominator", "layernorm", "content")
-LINEAR_BACKENDS = ("auto", "chunk", "fla", "triton")
 
 
 @dataclass(frozen=True)
