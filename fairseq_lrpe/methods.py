@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices
@@ -155,6 +156,9 @@ for _p, _rotation in (("householder", "householder"), ("identity", "identity"), 
         METHODS[f"ablation_{_p}_{_core}"] = _lrpe(_core, _rotation, _source, **_learned)
 
 
+SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
+"""Flags of a method that are not options of its encoding."""
+
 LISTING = "`lrpe methods` lists the methods and their attentions"
 
 FAIRSEQ_ARCHITECTURES = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
@@ -191,3 +195,25 @@ def aliases(method: str) -> list[str]:
 def canonical(method: str) -> str:
     """Returns the first of a method's aliases, after which the folders of their runs are named."""
     return aliases(method)[0]
+
+
+@cache
+def option_flags() -> dict[str, str]:
+    """Returns {flag of an option of an encoding: the encoding}."""
+    from fairseq_lrpe.encodings import ENCODINGS, encoding_options  # imports torch, which takes seconds
+
+    flags = {}
+    for name, cls in ENCODINGS.items():
+        for option in encoding_options(cls):
+            flags[f"{name}_{option.rstrip('_')}"] = name
+    return flags
+
+
+def method_flags() -> list[str]:
+    return [*SHARED_FLAGS, *option_flags()]
+
+
+def foreign_encoding(key: str, method: str) -> str | None:
+    """Returns the encoding with the option ``key``; None without one, or if the method has this encoding."""
+    encoding = option_flags().get(key.removeprefix("train."))
+    return None if method in METHODS and METHODS[method].encoding == encoding else encoding
