@@ -12,11 +12,13 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig
 
+from fairseq_lrpe.attention.linear import LINEAR_NORMS
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options
 from fairseq_lrpe.encodings.rotation import scale_rotations
-from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
+from fairseq_lrpe.methods import ATTENTIONS
 from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.ops.feature_maps import check_divisor
+from fairseq_lrpe.ops.linear.functional import LINEAR_BACKENDS
 from fairseq_lrpe.ops.rope_scaling import SCALINGS, RopeScaling
 from fairseq_lrpe.positions import POSITIONS
 from fairseq_lrpe.utils.errors import UserError, user_errors

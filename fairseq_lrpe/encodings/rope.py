@@ -10,7 +10,6 @@ from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rope_scaling import ROPE_BASE
 from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype
 
-
 BASE_HELP = "base of the angles of rotations, 10000 in the paper"
 
 
