@@ -90,6 +90,7 @@ METHODS = {
     "dape_alibi": Method(
         {"encoding": "dape", "dape_bias": "alibi"}, "DAPE with ALiBi's bias, Zheng et al. 2024"
     ),
+    "content_bias": Method({"encoding": "content_bias"}, "the bias of Inkling (Thinking Machines)"),
     "gaussian": Method({"encoding": "gaussian"}, "Gaussian Transformer, Guo et al. 2019"),
     **{
         f"huang_{n}": Method({"encoding": "huang", "huang_method": n}, f"Huang et al. 2020, method {n}")
@@ -171,6 +172,10 @@ METHODS = {
     "selective_rope_gla": Method(
         {"encoding": "selective_rope_gla", **_WITHOUT_FEATURE_MAP},
         "Selective RoPE with GLA's gates, Movahedi et al. 2025",
+    ),
+    "grape": Method({"encoding": "grape", **_LAYERNORM}, "contextual GRAPE, Zhang et al. 2025b"),
+    "mamba3_rope": Method(
+        {"encoding": "mamba3_rope", **_LAYERNORM}, "the rotation of Mamba-3, Lahoti et al. 2026"
     ),
     "selective_rope_fox": Method(
         {"encoding": "selective_rope_fox", **_LAYERNORM},

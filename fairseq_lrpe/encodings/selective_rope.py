@@ -3,15 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.accumulated_rotation import AccumulatedRotation
+from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.fox import BIAS_HELP, NO_BIAS_HELP, ForgetGate
-from fairseq_lrpe.encodings.mixins import InputsMixin
 from fairseq_lrpe.ops.constants import constant
-from fairseq_lrpe.ops.float64 import float64_options, to_float64
+from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.normalization import unit_vectors
 from fairseq_lrpe.ops.precision import at_least_float32
-from fairseq_lrpe.ops.rotation import complex_dtype, rotate_pairs
 
 KERNEL_SIZE = 4
 BASE = 500_000.0
@@ -27,7 +26,7 @@ GATE_HELP = "multiply selective RoPE's angles by a gate of each head"
     init_std="standard deviation of the initial weights (0: initial values of torch's layers)",
     normalize_heads="normalize the part of the input that belongs to each head instead of the whole input",
 )
-class SelectiveRoPE(InputsMixin, Encoding):
+class SelectiveRoPE(AccumulatedRotation):
     """Rotates feature pairs by sums of angles that depend on the input (Movahedi et al. 2025).
 
     The pair (y_2m, y_2m+1) of q and k at position t is rotated by τ_m Σ_{s≤t} φ_sm, where τ_m is
@@ -45,7 +44,6 @@ class SelectiveRoPE(InputsMixin, Encoding):
     The encoding takes O(L d) time in addition to the products with W₁ and W₂.
     """
 
-    bidirectional = False
     left_context = KERNEL_SIZE - 1
 
     def __init__(
@@ -58,10 +56,6 @@ class SelectiveRoPE(InputsMixin, Encoding):
         **shared,
     ):
         super().__init__(**shared)
-        if self.head_dim % 2:
-            raise ValueError(
-                f"{self.name} rotates pairs of features: head_dim must be even, not {self.head_dim}"
-            )
         if rank < 1 or init_std < 0:
             raise ValueError(
                 f"{self.name} needs a rank of at least 1 and an init_std of at least 0, not {rank} and "
@@ -103,12 +97,9 @@ class SelectiveRoPE(InputsMixin, Encoding):
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         half = self.head_dim // 2
-        angles = to_float64(context.input_features()[..., :half]).cumsum(2)
-        if context.feature_sum is not None:
-            angles = angles + context.feature_sum[..., :half]
-        angles = angles * constant(_temperatures, half, device=angles.device, dtype=angles.dtype)
-        table = torch.polar(torch.ones_like(angles), angles).to(k.device, complex_dtype(k))
-        return rotate_pairs(q, table[:, :, k.size(2) - q.size(2) :]), rotate_pairs(k, table)
+        angles = self.sums(context, half)
+        temperatures = constant(_temperatures, half, device=angles.device, dtype=angles.dtype)
+        return self.rotate(q, k, angles * temperatures)
 
 
 def _temperatures(count, device):

@@ -344,7 +344,8 @@ def test_documented_effects_of_padding():
                     assert start < 9, name
                     (absolute if start == 0 else gaps).add(name)
     assert absolute == {"spe", "conv_spe", "fire", "tupe", "rope_values", "fope", "log_scale"}
-    without_distances = {"none", "fox", "gla", "wall", "cope", "stick_breaking", "stick_breaking_norm"}
+    without_distances = {"none", "fox", "gla", "wall", "grape", "mamba3_rope", "cope"}
+    without_distances |= {"stick_breaking", "stick_breaking_norm"}
     assert set(ENCODINGS) - gaps == without_distances
 
 

@@ -19,6 +19,8 @@ CASES = [
     ("fox_rope", {"bias": 5.0}),
     ("gla", {}),
     ("wall", {}),
+    ("grape", {}),
+    ("mamba3_rope", {}),
     ("selective_rope", {}),
     ("selective_rope", {"gate": True}),
     ("selective_rope", {"rank": 3, "normalize_heads": True}),
@@ -55,7 +57,7 @@ def decays(encoding, x, constant=0.0):
         return torch.stack(rows).view(-1, H, D)
     if encoding.name == "wall":
         return torch.stack([log_sigmoid(linear(encoding.gate, y)) for y in x]).view(-1, H, D)
-    if encoding.name in ("selective_rope", "path"):
+    if encoding.name in ("selective_rope", "path", "grape", "mamba3_rope"):
         return x.new_zeros(len(x), H, D)
     rows = [log_sigmoid(linear(encoding.gate, y) + constant) for y in x]
     return torch.stack(rows)[..., None].expand(-1, H, D)
@@ -65,6 +67,17 @@ def angles(encoding, x):
     """Returns the angles (n, H, D/2) by which each position rotates the pairs of features."""
     if encoding.name == "fox_rope":
         return torch.stack([rope_angles(t) for t in range(len(x))])[:, None].expand(-1, H, -1)
+    if encoding.name == "grape":
+        steps = [torch.log(1 + torch.exp(linear(encoding.step, y)))[0] for y in x]
+        rows = [sum(steps[:i], 0 * steps[0]) * encoding.log_theta.exp() for i in range(len(x))]
+        return torch.stack(rows)[:, None].expand(-1, H, -1)
+    if encoding.name == "mamba3_rope":
+        total, rows = torch.zeros(H, D // 2, dtype=x.dtype), []
+        for y in x:
+            step = torch.log(1 + torch.exp(linear(encoding.step, y)))
+            total = total + step[:, None] * math.pi * torch.tanh(encoding.velocity.weight @ y)
+            rows.append(total)
+        return torch.stack(rows)
     if not encoding.name.startswith("selective_rope"):
         return x.new_zeros(len(x), H, D // 2)
     parts = H if encoding.normalize_heads else 1
@@ -283,6 +296,40 @@ def test_initial_values_of_published_gates():
                 assert (parameter == (8.0 if name == "wall" else 0.0)).all()
             else:
                 assert parameter.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_initial_steps():
+    """Those of GRAPE are 0.001 for every token, and those of Mamba-3 log-uniform from 0.001 to 0.1."""
+    x = torch.zeros(1, 5, 1000 * D)
+    grape = ENCODINGS["grape"](num_heads=1000, head_dim=D, causal=True)
+    assert_same(grape.input_features(x), torch.full((1, 1000, 5, 1), 1e-3), 1e-6)
+    torch.manual_seed(1)
+    mamba = ENCODINGS["mamba3_rope"](num_heads=1000, head_dim=D, causal=True)
+    steps = torch.nn.functional.softplus(mamba.step.bias.double()).log10()
+    assert -3.001 < steps.min() < -2.9 and -1.1 < steps.max() < -0.999
+    assert abs(steps.mean() + 2) < 0.1
+
+
+@pytest.mark.parametrize("extent", [3, 20])
+def test_content_bias_and_gradients(extent):
+    """The query's input mixes the vectors of biases; the bias of larger distances is 0."""
+    encoding = random_encoding("content_bias", rank=5, extent=extent)
+    module = SoftmaxAttention(E, H, encoding).double().eval()
+    x = randn(2, 11, E).requires_grad_()
+    q, k, v = heads(module, x)
+    r = (x @ encoding.w_r.weight.T).unflatten(-1, (H, 5))
+    rows = []
+    for i in range(11):
+        scores = []
+        for j in range(i + 1):
+            bias = torch.einsum("bhr,r->bh", r[:, i], encoding.p[:, i - j]) if i - j < extent else 0
+            scores.append((q[:, :, i] * k[:, :, j]).sum(-1) / math.sqrt(D) + bias)
+        weights = torch.stack(scores, dim=-1).softmax(-1)
+        rows.append(torch.einsum("bhj,bhjd->bhd", weights, v[:, :, : i + 1]))
+    expected = module.out_proj(torch.stack(rows, dim=1).flatten(2))
+    leaves = [x, *module.parameters()]
+    assert_same(with_gradients(module(x), leaves), with_gradients(expected, leaves), 1e-10)
+    assert_same(in_parts(module, x, [4, 1, 6])[0], expected)
 
 
 def test_a_constant_bias_is_not_trained():

@@ -99,6 +99,9 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
     ("selective_rope", {"rank": 3}, ANGLES | {"w_in.weight": (3, E), "w_out.weight": (E // 2, 3)}),
     ("selective_rope_fox", {}, ANGLES | GATE),
     ("selective_rope_gla", {}, RANK_32 | DECAY),
+    ("grape", {}, {"step.weight": (1, E), "step.bias": (1,), "log_theta": (D // 2,)}),
+    ("mamba3_rope", {}, {"velocity.weight": (D // 2, E), "step.weight": (H, E), "step.bias": (H,)}),
+    ("content_bias", {"rank": 5, "extent": 7}, {"w_r.weight": (H * 5, E), "p": (5, 7)}),
     ("wall", {}, {"gate.weight": (E, E), "gate.bias": (E,)}),
 ]
 
@@ -242,6 +245,7 @@ WRONG = [  # (encoding, options, part of the message)
     ("axial_rope", {"axes": 2}, "by 2 coordinates: head_dim must be a multiple of 4, not 6"),
     ("rope", {"base": 1.0}, "rope needs a base above 1, such as 10000, not 1.0"),
     ("fox_rope", {"base": float("nan")}, "fox_rope needs a base above 1, such as 10000, not nan"),
+    ("content_bias", {"extent": 0}, "needs a rank and an extent of at least 1, not 16 and 0"),
     ("axial_rope", {"base": 0.5}, "axial_rope needs a base of at least 1, not 0.5"),
     (
         "selective_rope",
