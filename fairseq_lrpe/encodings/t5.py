@@ -48,7 +48,7 @@ class T5(Encoding):
         super().__init__(**shared)
         if buckets < 4 or buckets % 4 or max_distance <= buckets // 2:
             raise ValueError(
-                "t5 needs buckets that is a multiple of 4 and max_distance above buckets / 2, not buckets "
+                "t5 needs a multiple of 4 buckets, and a max_distance above half their number, not buckets "
                 f"{buckets} and max_distance {max_distance}"
             )
         self.buckets = buckets

@@ -201,8 +201,8 @@ def test_per_has_one_permutation_per_head():
 
 
 WRONG = [  # (encoding, options, part of the message)
-    ("t5", {"buckets": 30}, "multiple of 4 .*30 buckets and max distance 128"),
-    ("t5", {"max_distance": 16}, "max distance above.*32 buckets and max distance 16"),
+    ("t5", {"buckets": 30}, "needs a multiple of 4 buckets.*not buckets 30 and max_distance 128"),
+    ("t5", {"max_distance": 16}, "max_distance above half their number, not buckets 32 and max_distance 16"),
     ("shaw", {"k": 0}, "at least 1, not 0"),
     ("shaw", {"k_after": -2}, "k_after of at least 0, or -1 to use k, not -2"),
     ("nezha", {"k": 0}, "at least 1, not 0"),
