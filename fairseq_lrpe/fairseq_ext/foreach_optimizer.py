@@ -1,8 +1,8 @@
 """fairseq's Adam and half-precision optimizer in few operations, with the same results bit for bit.
 
 fairseq starts about seven operations for each parameter in a step of Adam, and two copies for each parameter
-with --fp16 or --bf16. Starting them takes a GPU longer than executing them. torch's ``_foreach`` operations
-process the tensors of all parameters together.
+with --fp16 or --bf16. On a GPU, starting these operations takes longer than executing them. torch's
+``_foreach`` operations process the tensors of all parameters together.
 """
 
 import math

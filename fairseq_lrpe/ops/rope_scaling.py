@@ -36,8 +36,8 @@ class RopeScaling:
         llama3   the same with γ_t = (r_t - 1)/(4 - 1), limited to [0, 1], and no factor for queries and keys
                  (Llama 3.1, Grattafiori et al. 2024)
 
-    For RoPE, these are the definitions of Hugging Face's ``ROPE_INIT_FUNCTIONS``. They apply to any angles,
-    also to learned and to negative ones.
+    For RoPE, these are the definitions of Hugging Face's ``ROPE_INIT_FUNCTIONS``. The definitions apply to
+    any angles, also to learned and to negative ones.
 
     Args:
         type: one of ``SCALINGS``.
