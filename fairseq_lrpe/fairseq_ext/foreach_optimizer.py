@@ -67,7 +67,7 @@ def _count_steps(optimizer, group):
 
 
 def _parts(parameters):
-    """Splits parameters on a CPU into parts of about CPU_ELEMENTS; a GPU updates all of them together."""
+    """Splits parameters on a CPU into parts of about CPU_ELEMENTS; on a GPU, all parameters are one part."""
     if parameters[0].device.type != "cpu":
         return [parameters]
     parts = []

@@ -14,9 +14,10 @@ sums c of log decays up to each position,
 
 Here, g and g_sums are the gradients of the dividend and of the denominator. A program computes Z columns of
 the rows of a segment of a head, in chunks of C rows. The state in registers is Σ y zᵀ (X, Z), where X is the
-next power of two of the width of x. Before a segment, it is the sum of the initial state and of additions of
-earlier segments, which another launch has stored. In memory, states are Σ k vᵀ (d, dv) and Σ k (d). All sums
-are in float32; products are three products in TF32, which is about as exact.
+next power of two of the width of x. Before a segment, the state is the sum of the initial state and of
+additions of earlier segments, which another launch has stored. In memory, states are Σ k vᵀ (d, dv) and Σ k
+(d). All sums are in float32; each product is computed by three products in TF32, which together are about as
+exact.
 """
 
 import triton
