@@ -34,7 +34,7 @@ class GatedSPE(ShiftMixin, Encoding):
 
     @property
     def noise(self) -> Tensor:
-        """The fixed noise (draws, H, d, R)."""
+        """The fixed noise (draws, H, d, R) of all calls outside of training."""
         options = {"device": self.gate.device, "dtype": self.gate.dtype}
         return constant(normal_noise, self.layer, *self.noise_shape, **options)
 
