@@ -18,7 +18,12 @@ def split_files(folder: Path) -> dict[str, Path]:
 def splits_in(folder: Path, ending: str) -> list[str]:
     """Returns the splits, such as "train" or "valid1", for which a folder has a file with this ending."""
     names = sorted(path.name.removesuffix(ending) for path in folder.glob(f"*{ending}"))
-    return [name for split in SPLITS for name in names if name.rstrip("1") == split]
+    splits = []
+    for split in SPLITS:
+        for name in names:
+            if name.rstrip("1") == split:
+                splits.append(name)
+    return splits
 
 
 def concatenate(files: Iterable[Path], target: Path) -> None:

@@ -45,12 +45,18 @@ def first_types(contents: dict[str, bytes], types: int) -> dict[str, bytes]:
     if types > BYTES + len(merges):
         raise UserError(f"--bpe-types {types} is too large: GPT-2's BPE has {BYTES + len(merges)} types")
     merges = merges[: types - BYTES]
-    pairs = {merge.decode("utf-8").strip().replace(" ", "") for merge in merges}
-    encoder = json.loads(contents["encoder.json"])
-    known = {str(i).encode() for pair, i in encoder.items() if len(pair) == 1 or pair in pairs}
-    lines = contents["dict.txt"].splitlines(keepends=True)
-    dictionary = b"".join(line for line in lines if line.split()[0] in known)
-    return contents | {"vocab.bpe": b"".join((version, *merges)), "dict.txt": dictionary}
+    pairs = set()
+    for merge in merges:
+        pairs.add(merge.decode("utf-8").strip().replace(" ", ""))
+    known = set()  # what dict.txt has instead of the types: their numbers
+    for pair, number in json.loads(contents["encoder.json"]).items():
+        if len(pair) == 1 or pair in pairs:
+            known.add(str(number).encode())
+    dictionary = []
+    for line in contents["dict.txt"].splitlines(keepends=True):
+        if line.split()[0] in known:
+            dictionary.append(line)
+    return contents | {"vocab.bpe": b"".join((version, *merges)), "dict.txt": b"".join(dictionary)}
 
 
 def published(dest: Path, copy: Path | None = None) -> bytes:

@@ -144,9 +144,17 @@ def try_read(read: Callable, image: tuple) -> tuple[np.ndarray | None, str]:
         return read(image), ""
     except (ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # an error of the file system, not of the image
-            error.filename = error.filename or next((str(x) for x in image if isinstance(x, Path)), None)
+            error.filename = error.filename or path_in(image)
             raise
         return None, str(error)
+
+
+def path_in(image: tuple) -> str | None:
+    """Returns the first path in the fields of an image, or None if there is none."""
+    for field in image:
+        if isinstance(field, Path):
+            return str(field)
+    return None
 
 
 def dataset_builder(prefix: Path, types: int):

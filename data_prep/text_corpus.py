@@ -196,10 +196,9 @@ def write_dataset(
     count = len(rows)
     print(f"{facts['dataset']}: {compared({'rows': count}, {'rows': facts['rows']})}", flush=True)
     with ExitStack() as stack:
-        files = {
-            name: stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
-            for name, path in split_files(folder).items()
-        }
+        files = {}
+        for name, path in split_files(folder).items():
+            files[name] = stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
         for start in progress(range(0, count, BATCH), facts["dataset"], "batches"):
             for i, row in enumerate(rows[start : start + BATCH]["text"], start):
                 files[split(i, count)].write(text(row))

@@ -12,11 +12,13 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig
 
+from fairseq_lrpe.attention.linear import LINEAR_NORMS
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options
 from fairseq_lrpe.encodings.rotation import scale_rotations
-from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
+from fairseq_lrpe.methods import ATTENTIONS
 from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.ops.feature_maps import check_divisor
+from fairseq_lrpe.ops.linear.functional import LINEAR_BACKENDS
 from fairseq_lrpe.ops.rope_scaling import SCALINGS, RopeScaling
 from fairseq_lrpe.positions import POSITIONS
 from fairseq_lrpe.utils.errors import UserError, user_errors
@@ -47,6 +49,17 @@ class _SharedConfig(FairseqDataclass):
         f"kind of self-attention: {', '.join(ATTENTIONS)} (in translation models, only that of the encoder)",
     )
     encoding: str = flag("none", f"positional encoding inside attention: {', '.join(ENCODINGS)}")
+    encoding_interval: int = flag(
+        0, "number n, for which every n-th layer has --interval-encoding in place of --encoding (0: no layer)"
+    )
+    interval_encoding: str = flag(
+        "none", "encoding of every n-th layer, given --encoding-interval n: none, log_scale or another one"
+    )
+    encoding_window: int = flag(
+        0,
+        "number of keys to which a query attends in the layers with --encoding, given --encoding-interval, "
+        "in causal softmax attention (0: all keys)",
+    )
     linear_norm: str = flag(
         "denominator",
         "normalization of linear attention: division by the sum of the weights (denominator) or by that of "
@@ -190,10 +203,23 @@ def part_config(cfg, part: str):
     flags = {f.name: getattr(cfg, f.name) for f in fields(PositionConfig)}
     flags["attention"] = getattr(cfg, f"{part}_attention") or cfg.attention
     if cfg.encoding_in not in (part, "both"):
-        flags |= {"encoding": "none", "rope_scaling": ""}
+        flags |= {"encoding": "none", "rope_scaling": "", "encoding_interval": 0, "encoding_window": 0}
     if part == "decoder":  # it generates texts whose lengths are not known
         flags["randomized_positions"] = 0
     return Namespace(**flags)
+
+
+def layer_config(cfg, layer: int):
+    """Returns the flags of a layer, counted from 1, which differ from those of a part in its encoding."""
+    if not has_other_encoding(cfg, layer):
+        return cfg
+    flags = {f.name: getattr(cfg, f.name) for f in fields(PositionConfig)}
+    return Namespace(**flags | {"encoding": cfg.interval_encoding, "rope_scaling": "", "encoding_window": 0})
+
+
+def has_other_encoding(cfg, layer: int) -> bool:
+    """Returns whether a layer, counted from 1, has --interval-encoding in place of --encoding."""
+    return bool(cfg.encoding_interval) and layer % cfg.encoding_interval == 0
 
 
 def method_flags(cfg) -> dict:
@@ -206,6 +232,10 @@ def method_flags(cfg) -> dict:
         names |= {"linear_norm", "feature_map"}
         if getattr(cfg, "scale_queries", False):  # not stored in checkpoints of models without it
             names.add("scale_queries")
+    if getattr(cfg, "encoding_interval", 0):  # likewise
+        names |= {"encoding_interval", "interval_encoding", "encoding_window"}
+        for option in encoding_options(ENCODINGS[cfg.interval_encoding]):
+            names.add(option_flag(cfg.interval_encoding, option))
     if getattr(cfg, "mask_decoder", False):  # not stored in checkpoints of models without it
         placement["mask_decoder"] = True
     if count := getattr(cfg, "randomized_positions", 0):  # likewise
@@ -219,6 +249,7 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
     for name, choices in (
         ("attention", ATTENTIONS),
         ("encoding", ENCODINGS),
+        ("interval_encoding", ENCODINGS),
         ("linear_norm", LINEAR_NORMS),
         ("feature_map", FEATURE_MAPS),
         ("linear_backend", LINEAR_BACKENDS),

@@ -2,7 +2,13 @@
 
 from math import inf
 
-from fairseq_lrpe.config import encoding_from_config, option_flag, part_config, recomputes_activations
+from fairseq_lrpe.config import (
+    encoding_from_config,
+    layer_config,
+    option_flag,
+    part_config,
+    recomputes_activations,
+)
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, encoding_options
 from fairseq_lrpe.encodings.base import check_positions
 from fairseq_lrpe.positions import POSITIONS
@@ -21,7 +27,8 @@ def check_options(cfg, given) -> None:
     for name, cls in ENCODINGS.items():
         for option in encoding_options(cls):
             option = option_flag(name, option)
-            if option in given and name != cfg.encoding:
+            selected = (cfg.encoding, cfg.interval_encoding) if cfg.encoding_interval else (cfg.encoding,)
+            if option in given and name not in selected:
                 raise UserError(
                     f"--{option.replace('_', '-')} is an option of the encoding {name!r}, but the encoding "
                     f"is {cfg.encoding!r}: omit it, or pass --encoding {name}, too"
@@ -36,14 +43,17 @@ def check_part(cfg, part: str, **shared) -> None:
     if getattr(cfg, f"{part}_xformers_att_config", None):
         raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
     part_flags = part_config(cfg, part)
-    encoding = encoding_from_config(
-        part_flags,
-        embed_dim=getattr(cfg, f"{part}_embed_dim"),
-        num_heads=getattr(cfg, f"{part}_attention_heads"),
-        causal=part == "decoder",
-        layers=max(1, getattr(cfg, f"{part}_layers")),
-        **shared,
-    )
+    layers = max(1, getattr(cfg, f"{part}_layers"))
+    shared |= {
+        "embed_dim": getattr(cfg, f"{part}_embed_dim"),
+        "num_heads": getattr(cfg, f"{part}_attention_heads"),
+        "causal": part == "decoder",
+        "layers": layers,
+    }
+    encoding = encoding_from_config(part_flags, **shared)
+    check_interval(part_flags, layers, part)
+    if part_flags.encoding_interval:
+        encoding_from_config(layer_config(part_flags, part_flags.encoding_interval), **shared)
     if part_flags.randomized_positions:
         check_range("randomized_positions", part_flags.randomized_positions, 1)
         check_randomized_positions(cfg, encoding)
@@ -53,6 +63,34 @@ def check_part(cfg, part: str, **shared) -> None:
             "--checkpoint-activations and --offload-activations are not supported with the token "
             f"positions {cfg.token_positions}: omit them"
         )
+
+
+def check_interval(cfg, layers: int, part: str) -> None:
+    """Raises a UserError if --encoding-interval leaves all layers of a part with the same encoding."""
+    interval = cfg.encoding_interval
+    window = cfg.encoding_window
+    if not interval:
+        if window:
+            raise UserError("--encoding-window requires --encoding-interval: pass both, or omit it")
+        return
+    check_range("encoding_interval", interval, 2)
+    if interval > layers:
+        raise UserError(
+            f"--encoding-interval {interval} changes no layer, because the {part} has {layers}: pass a "
+            f"number from 2 to {layers}"
+        )
+    if cfg.encoding == cfg.interval_encoding:
+        raise UserError(
+            f"--encoding-interval would change nothing, because all layers have the encoding {cfg.encoding}: "
+            "pass another --encoding or --interval-encoding"
+        )
+    check_range("encoding_window", window, 0)
+    if window and (cfg.attention != "softmax" or part != "decoder"):
+        raise UserError(
+            "--encoding-window requires causal softmax attention: omit it, or pass --arch softmax_lm_..."
+        )
+    if cfg.randomized_positions:
+        raise UserError("--randomized-positions does not support --encoding-interval: omit one of them")
 
 
 def check_randomized_positions(cfg, encoding: Encoding) -> None:

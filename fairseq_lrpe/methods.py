@@ -4,13 +4,12 @@
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices
 
 ATTENTIONS = ("linear", "softmax")
-LINEAR_NORMS = ("denominator", "layernorm", "content", "rmsnorm")
-LINEAR_BACKENDS = ("auto", "chunk", "fla", "triton")
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,9 @@ def _lrpe(core, rotation, source, **learned):
     flags = {"encoding": "lrpe", "lrpe_core": core, "lrpe_rotation": rotation, **_LAYERNORM}
     return Method({**flags, **{f"lrpe_{option}": True for option in learned}}, source)
 
+
+# The published layers of gated linear attention.
+_WITHOUT_FEATURE_MAP = {"feature_map": "identity", "linear_norm": "rmsnorm", "scale_queries": True}
 
 _TMLR = "LRPE, TMLR 2023"
 _ICLR = "LRPE, ICLR 2022 submission"
@@ -109,6 +111,20 @@ METHODS = {
         {"encoding": "liere", "liere_block_size": 8, **_LAYERNORM},
         "LieRE with blocks of 8 features, Ostmeier et al. 2025",
     ),
+    "axial_rope": Method({"encoding": "axial_rope"}, "axial RoPE, Heo et al. 2024"),
+    "pope": Method(
+        {"encoding": "pope", "feature_map": "identity", **_LAYERNORM}, "PoPE, Gopalakrishnan et al. 2025"
+    ),
+    "string": Method(
+        {
+            "encoding": "lrpe",
+            "lrpe_core": "orthogonal",
+            "lrpe_rotation": "cayley",
+            "lrpe_learn_theta": True,
+            **_LAYERNORM,
+        },
+        "Cayley-STRING, Schenck et al. 2025; ComRoPE, Yu et al. 2025, in sequences",
+    ),
     "alibi": Method({"encoding": "alibi"}, "Press et al. 2022"),
     "xpos": Method({"encoding": "xpos"}, "xPos, Sun et al. 2022, Algorithm 1"),
     "xpos_512": Method({"encoding": "xpos", "xpos_scale_base": 512}, "xPos, as in its public code"),
@@ -116,6 +132,10 @@ METHODS = {
     "lrpe_decay": Method({"encoding": "lrpe_decay", **_LAYERNORM}, "TransNormerLLM, Qin et al. 2023"),
     "cope": Method({"encoding": "cope"}, "CoPE, Golovneva et al. 2024"),
     "stick_breaking": Method({"encoding": "stick_breaking"}, "Tan et al. 2025"),
+    "stick_breaking_norm": Method(
+        {"encoding": "stick_breaking_norm"},
+        "Tan et al. 2025, with the normalized heads of the trained models",
+    ),
     "path": Method({"encoding": "path"}, "PaTH, Yang et al. 2025"),
     "path_fox": Method({"encoding": "path_fox"}, "PaTH-FoX, Yang et al. 2025"),
     "fox": Method({"encoding": "fox"}, "Forgetting Transformer, Lin et al. 2025"),
@@ -130,8 +150,27 @@ METHODS = {
         {"encoding": "fox", "fox_no_bias": True, "fox_bias": _OPEN}, "CABLE, with open gates"
     ),
     "gla": Method({"encoding": "gla", **_LAYERNORM}, "GLA, Yang et al. 2024"),
+    "gla_published": Method(
+        {"encoding": "gla", "gla_init_std": 0.02, **_WITHOUT_FEATURE_MAP},
+        "GLA as in flash-linear-attention, without its output gate",
+    ),
+    "wall": Method({"encoding": "wall", **_WITHOUT_FEATURE_MAP}, "wall attention, Averbuch and Pai 2026"),
     "selective_rope": Method(
         {"encoding": "selective_rope", **_LAYERNORM}, "Selective RoPE, Movahedi et al. 2025"
+    ),
+    "selective_rope_published": Method(
+        {
+            "encoding": "selective_rope",
+            "selective_rope_rank": 32,
+            "selective_rope_init_std": 0.02,
+            "selective_rope_normalize_heads": True,
+            **_WITHOUT_FEATURE_MAP,
+        },
+        "Selective RoPE with the settings of its public code, Movahedi et al. 2025",
+    ),
+    "selective_rope_gla": Method(
+        {"encoding": "selective_rope_gla", **_WITHOUT_FEATURE_MAP},
+        "Selective RoPE with GLA's gates, Movahedi et al. 2025",
     ),
     "selective_rope_fox": Method(
         {"encoding": "selective_rope_fox", **_LAYERNORM},
@@ -170,6 +209,18 @@ for _p, _rotation in (("householder", "householder"), ("identity", "identity"), 
         METHODS[f"ablation_{_p}_{_core}"] = _lrpe(_core, _rotation, _source, **_learned)
 
 
+SHARED_FLAGS = (
+    "linear_norm",
+    "feature_map",
+    "scale_queries",
+    "linear_backend",
+    "token_positions",
+    "encoding_interval",
+    "interval_encoding",
+    "encoding_window",
+)
+"""Flags of a method that are not options of its encoding."""
+
 LISTING = "`lrpe methods` lists the methods and their attentions"
 
 FAIRSEQ_ARCHITECTURES = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
@@ -206,3 +257,25 @@ def aliases(method: str) -> list[str]:
 def canonical(method: str) -> str:
     """Returns the first alias of a method, after which the folders of the runs of all aliases are named."""
     return aliases(method)[0]
+
+
+@cache
+def option_flags() -> dict[str, str]:
+    """Returns {flag of an option of an encoding: the encoding}."""
+    from fairseq_lrpe.encodings import ENCODINGS, encoding_options  # imports torch, which takes seconds
+
+    flags = {}
+    for name, cls in ENCODINGS.items():
+        for option in encoding_options(cls):
+            flags[f"{name}_{option.rstrip('_')}"] = name
+    return flags
+
+
+def method_flags() -> list[str]:
+    return [*SHARED_FLAGS, *option_flags()]
+
+
+def foreign_encoding(key: str, method: str) -> str | None:
+    """Returns the encoding with the option ``key``; None without one, or if the method has this encoding."""
+    encoding = option_flags().get(key.removeprefix("train."))
+    return None if method in METHODS and METHODS[method].encoding == encoding else encoding

@@ -240,7 +240,8 @@ def test_more_keys_than_queries_with_incremental_state(case):
 def test_plain_module_matches_fairseq_adapter(case):
     adapter, x, memory = build(case), tokens(), tokens(4)
     if case.attention == "linear":
-        flags = {name: value for name, value in case.flags if name in ("linear_norm", "feature_map")}
+        names = ("linear_norm", "feature_map", "scale_queries")
+        flags = {name: value for name, value in case.flags if name in names}
         plain = LinearAttention(adapter.embed_dim, adapter.num_heads, adapter.encoding, **flags)
     else:
         plain = SoftmaxAttention(adapter.embed_dim, adapter.num_heads, adapter.encoding)

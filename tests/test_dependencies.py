@@ -72,6 +72,11 @@ def test_setup_declares_exactly_the_imported_packages():
     assert lists["install"] == {"torch"} and lists["docs"] <= lists["test"]
 
 
+def test_source_patches_nothing_by_mocks():
+    for path in files("fairseq_lrpe", "data_prep"):
+        assert not {name for name in imports(path) if name.startswith("unittest")}, path
+
+
 def test_every_package_is_pinned_once():
     pins = re.findall(
         r"^([\w-]+)==\S+(?:; .+ < .+)?$", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE
@@ -89,23 +94,33 @@ def test_core_imports_torch_only(package):
     assert packages(paths) - ({"fla-core", "triton"} if package == "ops" else set()) == {"torch"}
 
 
-ORDER = "utils data data_prep ops positions encodings methods config config_validation".split()
-ORDER += ["attention", "tasks", "fairseq_ext", "models", "experiments", "benchmarks", "cli"]
+ADAPTER = "attention.fairseq_adapter"
+"""The module of attention that is part of the plugin, not of the core."""
+ORDER = "utils data data_prep ops positions encodings attention methods config".split()
+ORDER += [ADAPTER, "config_validation", "tasks", "fairseq_ext", "models", "experiments", "benchmarks", "cli"]
 """Packages and modules, each of which imports only those before it."""
 PARTS = ("definition", "execution", "inference", "estimation", "reporting")
 """The same for subpackages of experiments."""
 
 
 def package_of(name):
+    """Returns the entry of ``ORDER`` to which an imported name belongs, or None if it is not ours."""
     first, *rest = name.split(".")
-    return rest[0] if first == "fairseq_lrpe" and rest else "data_prep" if first == "data_prep" else None
+    if first == "data_prep":
+        return first
+    if first != "fairseq_lrpe" or not rest:
+        return None
+    return ADAPTER if ".".join(rest).startswith(ADAPTER) else rest[0]
 
 
 @pytest.mark.parametrize("package", ORDER)
 def test_packages_import_one_way(package):
-    folder = REPOSITORY / package if package == "data_prep" else PLUGIN / package
+    folder = REPOSITORY if package == "data_prep" else PLUGIN
+    folder /= package.replace(".", "/")
     paths = files(folder) if folder.is_dir() else [folder.with_suffix(".py")]
-    imported = {package_of(name) for path in paths for name in imports(path)} - {None}
+    modules = [path for path in paths if package_of(module_name(path)) == package]
+    assert modules
+    imported = {package_of(name) for path in modules for name in imports(path)} - {None}
     assert imported <= set(ORDER[: ORDER.index(package) + 1])
 
 

@@ -176,12 +176,16 @@ def with_quotes_reported(intact: Iterator[list], path: Path) -> Iterator[list]:
     """Yields intact rows, and at the end prints the number of rows that another program has quoted."""
     quoted = 0
     for row in intact:
-        quoted += any(isinstance(value, str) and is_quoted(value) for value in row)
+        quoted += has_quoted_text(row)
         yield row
     if quoted:
         wrong = f"{quoted:,} rows have texts in quotes with doubled quotes inside, unlike the published file"
         remedy = "write it without quotes, in pandas with quoting=csv.QUOTE_NONE"
         print(f"{path}: {wrong}: {remedy}", flush=True)
+
+
+def has_quoted_text(row: list) -> bool:
+    return any(isinstance(value, str) and is_quoted(value) for value in row)
 
 
 def is_quoted(text: str) -> bool:
@@ -206,7 +210,9 @@ def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:
     """Writes MRPC's TSV files to ``folder``; training rows whose IDs are in ``dev_ids`` form dev.tsv."""
     for path in (train, test, dev_ids):
         check_regular(path)
-    ids = {tuple(line.split()) for line in dev_ids.read_bytes().splitlines()}
+    ids = set()  # pairs of the IDs of two sentences
+    for line in dev_ids.read_bytes().splitlines():
+        ids.add(tuple(line.split()))
     with train.open("rb") as file:
         header, *rest = file
     train_lines = [header]

@@ -109,12 +109,13 @@ def sample_pairs(texts: list[list[bytes]], limit: int) -> Iterator[Pair]:
 
     ``texts`` has the segments of each article. The same arguments always give the same pairs.
     """
-    sizes = [len(segments) for segments in texts]
-    # Numbers of pairs of different segments of the same article, and of segments of different articles.
-    same = sum(size * (size - 1) // 2 for size in sizes)
-    different = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
+    sizes = list(map(len, texts))
+    same = 0  # number of pairs of different segments of the same article
+    different = 0  # number of pairs of segments of different articles
     indices = []
     for article, size in enumerate(sizes):
+        same += size * (size - 1) // 2
+        different += len(indices) * size
         indices += product([article], range(size))
     draw = random.Random(1)
     seen = set()

@@ -53,16 +53,24 @@ class Snli(LabeledWords):
         if missing := set(NAMES.values()) - set(paths):
             raise UserError(f"--from has no {min(missing)}: it takes {self.accepts}")
         for name in NAMES.values():
-            check_one_folder((path.parent for path in paths[name]), source)
+            folders = set()
+            for path in paths[name]:
+                folders.add(path.parent)
+            check_one_folder(folders, source)
         return {split: pairs(paths[name][0]) for split, name in NAMES.items()}
 
 
 def pairs(path: Path) -> list[tuple[str, str, str]]:
-    rows = [*usable_rows(read_lines(path), pair_of, path)]
-    labeled = [row for row in rows if row[-1] != UNDECIDED]
-    undecided = len(rows) - len(labeled)
+    labeled = []
+    undecided = 0
+    for row in usable_rows(read_lines(path), pair_of, path):
+        if row[-1] == UNDECIDED:
+            undecided += 1
+        else:
+            labeled.append(row)
     if undecided:
-        print(f"{path}: skipped {undecided:,} of {len(rows):,} pairs: they have no label")
+        total = undecided + len(labeled)
+        print(f"{path}: skipped {undecided:,} of {total:,} pairs: they have no label")
     if not labeled:
         raise UserError(f"{path} has no labeled pairs: expected at least one")
     return labeled

@@ -97,9 +97,11 @@ class Pathfinder(Generated):
         window = args.window[0]
         length = args.contour_length[0]
         random = Random(f"{args.seed[0]} 0")
-        if not any(long_contours(random, window, length) for _ in range(TRIALS_LONG)):
-            wrong = f"in {TRIALS_LONG:,} trials, two such contours did not fit into {window} pixels"
-            raise UserError(f"--contour-length {length} is too large for --window {window}: {wrong}")
+        for _ in range(TRIALS_LONG):
+            if long_contours(random, window, length):
+                return
+        wrong = f"in {TRIALS_LONG:,} trials, two such contours did not fit into {window} pixels"
+        raise UserError(f"--contour-length {length} is too large for --window {window}: {wrong}")
 
     def metadata(self, args):
         side = self.window or args.window[0]
@@ -168,8 +170,11 @@ def grow(random: Random, taken: np.ndarray, tails: list[Point], length: int) -> 
 
     The contours are extended in turns. They avoid the ``taken`` area, each other and themselves.
     """
-    around = [taken.copy() for _ in tails]  # area that each contour avoids, without its last paddle
-    contours = [[] for _ in tails]
+    around = []  # area that each contour avoids, without its last paddle
+    contours = []
+    for _ in tails:
+        around.append(taken.copy())
+        contours.append([])
     for _ in range(length):
         for number, contour in enumerate(contours):
             last = contour[-1:]
@@ -235,15 +240,18 @@ def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray
             neighbors at distance MARGIN.
         weights: Array (heads,) of max(cos(min(c Δ, π/2)), 0)².
     """
-    weights = {}
-    for head in HEADS:
-        turn = abs(math.remainder(math.atan2(*head) - angle, math.tau))
+    heads = []
+    offsets = []
+    weights = []
+    for y, x in HEADS:
+        turn = abs(math.remainder(math.atan2(y, x) - angle, math.tau))
         weight = max(math.cos(min(CONTINUITY * turn, math.pi / 2)), 0) ** 2
         if weight > 1e-9:
-            weights[head] = round(weight, 9)
-    offsets = np.array([y * width + x for y, x in weights])
+            heads.append((y, x))
+            offsets.append(y * width + x)
+            weights.append(round(weight, 9))
     beside = np.array([0, MARGIN, -MARGIN, MARGIN * width, -MARGIN * width])
-    return list(weights), offsets + beside[:, None], np.array(list(weights.values()))
+    return heads, np.array(offsets) + beside[:, None], np.array(weights)
 
 
 def published_rows(folder: Path) -> list[tuple[Path, int]]:

@@ -206,11 +206,14 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
             characters.update(word)
             inside.update(word[1:])
-    alphabet = sorted(character for character, times in characters.items() if times >= MIN_COUNT)
-    required = [*SPECIAL_TOKENS, *alphabet]
-    for character in alphabet:
-        if character in inside:
-            required.append(f"##{character}")
+    alphabet = []
+    continuations = []  # the characters as pieces that do not start a word
+    for character, times in sorted(characters.items()):
+        if times >= MIN_COUNT:
+            alphabet.append(character)
+            if character in inside:
+                continuations.append(f"##{character}")
+    required = [*SPECIAL_TOKENS, *alphabet, *continuations]
     if count < len(required):
         kinds = f"{len(alphabet):,} characters that occur twice or more in the training text"
         raise UserError(f"--pieces {count} is too few for the {kinds}: pass at least {len(required)}")
@@ -243,7 +246,9 @@ def write_split(
     counts = dict.fromkeys(("rows", "contexts", "answers", "questions"), 0)
     columns = [read_lines(text / f"{split}.{column}") for column in Question._fields]
     rows = list(zip(*columns, strict=True))
-    source_prefix, question_prefix = (folder / f"{split}.{'-'.join(SIDES)}.{side}" for side in SIDES)
+    pair = "-".join(SIDES)
+    source_prefix = folder / f"{split}.{pair}.{SIDES[0]}"
+    question_prefix = folder / f"{split}.{pair}.{SIDES[1]}"
     source_file = dataset_builder(source_prefix, len(ids))
     question_file = dataset_builder(question_prefix, len(ids))
     for question, answer, context, begins in progress(rows, f"writing {split}", "rows"):

@@ -34,10 +34,15 @@ class Sentences(LabeledWords):
 def read_rows(paths: list[Path]) -> list[tuple[str, ...]]:
     """Returns rows of one line per file; raises UserError if numbers of lines differ, or for a bad label."""
     check_parallel(paths)
-    columns = [list(map(str.strip, read_lines(path))) for path in paths]
-    labels = [unicodedata.normalize("NFC", label) for label in columns.pop()]  # macOS decomposes accents
-    for number, label in enumerate(labels, 1):
-        place = f"{paths[-1]} line {number}"
+    *text_paths, label_path = paths
+    columns = []
+    for path in text_paths:
+        columns.append(list(map(str.strip, read_lines(path))))
+    labels = []
+    for number, line in enumerate(read_lines(label_path), 1):
+        label = unicodedata.normalize("NFC", line.strip())  # macOS decomposes accents
+        labels.append(label)
+        place = f"{label_path} line {number}"
         if not label:
             raise UserError(f"{place} is empty: each text needs a label")
         if "\t" in label:  # it separates columns in files of predictions

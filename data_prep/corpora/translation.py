@@ -5,9 +5,10 @@ import re
 import shutil
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 
 from data_prep.binarize import SPLITS, concatenate, preprocess
@@ -84,8 +85,9 @@ class Translation(Corpus):
         for files in splits.values():
             for paths in files:
                 check_parallel(paths.values())
-        for (split, files), language in product(splits.items(), LANGUAGES):
-            concatenate([paths[language] for paths in files], folder / f"{split}.{language}")
+        for split, files in splits.items():
+            for language in LANGUAGES:
+                concatenate(map(itemgetter(language), files), folder / f"{split}.{language}")
         if self.holds_out(args):
             for language in LANGUAGES:
                 hold_out(folder, language)
@@ -212,14 +214,20 @@ def judge(folder: Path, split: str) -> list[str]:
     """Returns the :func:`verdict` of each tokenized pair of a split."""
     source, target = sides(folder, split).values()
     pairs = zip(read_lines(source), read_lines(target), strict=True)
-    return [verdict(pair) for pair in progress(pairs, f"cleaning {split}", "pairs")]
+    return list(map(verdict, progress(pairs, f"cleaning {split}", "pairs")))
 
 
 def copy_kept(source: Path, target: Path, verdicts: list[str]) -> None:
     """Copies the pairs that are kept; the paths omit the language's suffix."""
     for language in LANGUAGES:
-        pairs = zip(read_lines(source.with_suffix(f".{language}")), verdicts, strict=True)
-        write_lines(target.with_suffix(f".{language}"), (line for line, reason in pairs if reason == "kept"))
+        lines = kept_lines(source.with_suffix(f".{language}"), verdicts)
+        write_lines(target.with_suffix(f".{language}"), lines)
+
+
+def kept_lines(path: Path, verdicts: list[str]) -> Iterator[str]:
+    for line, reason in zip(read_lines(path), verdicts, strict=True):
+        if reason == "kept":
+            yield line
 
 
 def removed(counts: Counter) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
-from fairseq_lrpe.config import PositionConfig, encoding_from_config
+from fairseq_lrpe.config import PositionConfig, encoding_from_config, has_other_encoding, layer_config
 from fairseq_lrpe.encodings import Encoding
 from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 
@@ -240,13 +240,19 @@ class SharedEncoding:
 
 
 def build_attention(
-    cfg: PositionConfig, *, dropout: float, shared: SharedEncoding | None = None, **arguments
+    cfg: PositionConfig,
+    *,
+    dropout: float,
+    layer: int = 1,
+    shared: SharedEncoding | None = None,
+    **arguments,
 ) -> FairseqSelfAttention:
     """Builds the attention module that a model's flags select.
 
     Args:
         cfg: the model's flags.
         dropout: dropout probability of the attention weights (softmax attention only).
+        layer: number of the layer, counted from 1.
         shared: the same object for all layers of an encoder or decoder, or None for a single layer.
         **arguments: arguments of :func:`fairseq_lrpe.config.encoding_from_config`.
 
@@ -255,7 +261,10 @@ def build_attention(
     """
     if shared is None:
         shared = SharedEncoding()
-    encoding = shared.for_layer(cfg, **arguments)
+    if has_other_encoding(cfg, layer):
+        cfg = layer_config(cfg, layer)
+        shared = SharedEncoding()  # of this layer alone
+    encoding = shared.for_layer(cfg, layer=layer, **arguments)
     if cfg.attention == "linear":
         return FairseqLinearAttention(
             encoding,
@@ -264,4 +273,6 @@ def build_attention(
             scale_queries=cfg.scale_queries,
             backend=cfg.linear_backend,
         )
-    return FairseqSoftmaxAttention(encoding, dropout=dropout)
+    attention = FairseqSoftmaxAttention(encoding, dropout=dropout)
+    attention.window = cfg.encoding_window
+    return attention

@@ -13,16 +13,19 @@ from fairseq_lrpe.attention.rows import select_rows
 from fairseq_lrpe.encodings import Context, Encoding
 from fairseq_lrpe.encodings.base import overrides
 from fairseq_lrpe.encodings.transformations import decode_output, encode_values, shift_keys, shift_values
-from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.ops.autograd import recompute
 from fairseq_lrpe.ops.decay import decay_of_keys, is_constant, prepared_log_decay
 from fairseq_lrpe.ops.feature_maps import check_divisor
 from fairseq_lrpe.ops.linear.chunk import attend_last
+from fairseq_lrpe.ops.linear.functional import LINEAR_BACKENDS
 from fairseq_lrpe.ops.linear.state import LinearState
 from fairseq_lrpe.ops.position_index import as_positions
 from fairseq_lrpe.ops.precision import no_autocast, sum_dtype
 from fairseq_lrpe.utils.suggest import check_choice
+
+LINEAR_NORMS = ("denominator", "layernorm", "content", "rmsnorm")
+"""Normalizations of linear attention, which :class:`LinearAttention` explains."""
 
 _MIN_CHECKPOINT_KEYS = 1024
 """Number of keys above which bidirectional attention recomputes encoded q and k in the backward pass."""

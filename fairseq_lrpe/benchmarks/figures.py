@@ -21,7 +21,7 @@ from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.scores import log_weights
 from fairseq_lrpe.encodings.transformations import random_features
 from fairseq_lrpe.encodings.xl import sinusoids
-from fairseq_lrpe.experiments.reporting.encoding_kinds import RELATIVE, encoding_kind
+from fairseq_lrpe.experiments.reporting.encoding_descriptions import RELATIVE, encoding_kind
 from fairseq_lrpe.experiments.reporting.plots import grid
 from fairseq_lrpe.methods import METHODS, Method
 from fairseq_lrpe.models.data_validation import check_labeled

@@ -12,8 +12,8 @@ import warnings
 from importlib import import_module
 
 from fairseq_lrpe.utils.cli import open_standard_streams
-from fairseq_lrpe.utils.encoded_text import is_utf8
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.files import is_utf8
 from fairseq_lrpe.utils.launchers import check_single_process
 from fairseq_lrpe.utils.suggest import choices
 

@@ -73,7 +73,7 @@ def make_parser() -> ArgumentParser:
 def show_table(table: Table, args: Namespace) -> None:
     """Prints a table and plots its validation curves and columns if requested."""
     from fairseq_lrpe.experiments.reporting import plots, tables  # imports pandas, which takes long
-    from fairseq_lrpe.experiments.reporting.encoding_kinds import row_kind
+    from fairseq_lrpe.experiments.reporting.encoding_descriptions import row_kind
 
     records = tables.read_table_runs(table, args.results)
     summary = tables.show_table(table, records, args.format)

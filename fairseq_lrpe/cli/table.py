@@ -20,9 +20,8 @@ from fairseq_lrpe.experiments.definition.table import Table, TableSpec, tables
 from fairseq_lrpe.experiments.definition.table_settings import SCALE_HELP, SCALES
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, show_estimate
 from fairseq_lrpe.experiments.execution import scheduler, slurm
-from fairseq_lrpe.experiments.execution.job import Job
+from fairseq_lrpe.experiments.execution.job import Job, State
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine
-from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.utils.cli import exit_on_error, image_path, min_int, new_parser, print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import output_folder

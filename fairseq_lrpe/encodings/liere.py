@@ -10,6 +10,7 @@ from fairseq_lrpe.encodings.table import TableEncoding
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
+from fairseq_lrpe.ops.orthogonal import upper_triangle
 from fairseq_lrpe.ops.position_index import PositionIndex, as_positions, coordinates
 from fairseq_lrpe.ops.precision import sum_dtype
 
@@ -86,15 +87,10 @@ class LieRE(TableEncoding):
         # In float32, the exponential of a distant position would not be a rotation.
         entries = torch.einsum("la,ahne->hlne", position, to_float64(self.generators))
         size = self.block_size
-        upper = constant(_upper_triangle, size, device=entries.device)
+        upper = constant(upper_triangle, size, device=entries.device)
         matrix = entries.new_zeros(*entries.shape[:-1], size, size)
         matrix[(..., *upper)] = entries
         return apply(_MatrixExponential, matrix - matrix.mT)
-
-
-def _upper_triangle(size, device):
-    """Returns the row and column indices of the entries above the diagonal."""
-    return torch.triu_indices(size, size, 1, device=device)
 
 
 class _MatrixExponential(torch.autograd.Function):

@@ -7,6 +7,7 @@ from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.rotation import RotaryEncoding
 from fairseq_lrpe.ops.constants import constant, derived
 from fairseq_lrpe.ops.float64 import to_float64
+from fairseq_lrpe.ops.orthogonal import cayley
 from fairseq_lrpe.ops.permutation import (
     PermutationBuffer,
     PermutationTable,
@@ -31,7 +32,7 @@ from fairseq_lrpe.ops.rotation import (
 from fairseq_lrpe.utils.suggest import check_choice
 
 CORES = ("unitary", "orthogonal", "mixed", "permutation")
-ROTATIONS = ("identity", "householder", "odd_even", "fft")
+ROTATIONS = ("identity", "householder", "odd_even", "fft", "cayley")
 
 
 @register_encoding(
@@ -66,12 +67,15 @@ class LRPE(PermutationBuffer, RotaryEncoding):
         householder  I − 2 v vᵀ/vᵀv, v ~ N(0, I) (Eq. 73)
         odd_even     odd_even_permutation of the pseudocode
         fft          discrete Fourier transform over the features, norm "ortho"
+        cayley       (I − A)(I + A)⁻¹ with a learned skew-symmetric A, initially 0; with the orthogonal core,
+                     it is the form of STRING (Schenck et al. 2025) and ComRoPE (Yu et al. 2025) for sequences
 
-    ``theta`` contains the angles per position, ``v`` (d,) the Householder vector and ``permutation`` (d,) the
-    gather indices of π. Only a learned theta or v is a parameter.
+    ``theta`` contains the angles per position, ``v`` (d,) the Householder vector, ``permutation`` (d,) the
+    gather indices of π, and ``generator`` (d(d−1)/2,) the entries of A above the diagonal. Only a learned
+    theta or v, and the generator, are parameters.
 
-    Encoding takes O(L d) time, or O(L d log d) with fft. The width 2d of the unitary core doubles the time of
-    linear attention.
+    Encoding takes O(L d) time, O(L d log d) with fft, or O(L d² + d³) with cayley. The width 2d of the
+    unitary core doubles the time of linear attention.
 
     Raises:
         ValueError: for unknown or incompatible options, or a head dimension that does not fit the core.
@@ -130,6 +134,8 @@ class LRPE(PermutationBuffer, RotaryEncoding):
                 self.v = nn.Parameter(v)
             else:
                 self.register_buffer("v", v / v.norm())
+        elif rotation == "cayley":
+            self.generator = nn.Parameter(torch.zeros(d * (d - 1) // 2))
 
     @property
     def scalable(self) -> bool:
@@ -168,6 +174,8 @@ class LRPE(PermutationBuffer, RotaryEncoding):
         elif self.rotation == "odd_even":
             index = constant(odd_even_permutation, self.head_dim, device=x.device)
             x = permute_features(x, index, derived(inverse_permutation, index))
+        elif self.rotation == "cayley":
+            x = x @ cayley(self.generator, self.head_dim).mT.to(x.dtype)
         elif self.rotation == "fft":
             # torch's transform of empty tensors fails on CPUs.
             x = torch.fft.fft(x.to(table.real.dtype), norm="ortho") if x.numel() else x.to(table.dtype)

@@ -117,6 +117,8 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
     """Raises a UserError if a decoder with this attention and these flags does not support the memory."""
     positions = cfg.token_positions
     encoding = attention.encoding
+    if cfg.encoding_window:
+        raise UserError("--encoding-window does not support a memory: omit it, or pass --same-length")
     if cfg.randomized_positions:
         raise UserError("random positions differ between segments: omit --randomized-positions with a memory")
     if positions != "none" and not (positions == "sinusoidal" and cfg.no_token_positional_embeddings):

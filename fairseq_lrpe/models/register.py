@@ -1,6 +1,9 @@
 """Registration of one architecture per method of the METHODS table."""
 
 from argparse import BooleanOptionalAction
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
 
 from fairseq import models
@@ -14,6 +17,18 @@ from fairseq_lrpe.models.argument_validation import check_machine, check_shared_
 from fairseq_lrpe.models.compilation import check_compilation, compile_layers
 from fairseq_lrpe.utils.cli import file_errors
 from fairseq_lrpe.utils.errors import UserError
+
+_checks_arguments = ContextVar("checks_arguments", default=True)
+
+
+@contextmanager
+def unchecked_arguments() -> Iterator[None]:
+    """Parses fairseq's commands in the block without checking them against their data and this machine."""
+    token = _checks_arguments.set(False)
+    try:
+        yield
+    finally:
+        _checks_arguments.reset(token)
 
 
 def register_family(family: str, model_cls: type, config_cls: type) -> None:
@@ -69,6 +84,8 @@ def _register(family, arch, model_cls, config_cls, flags, source):
 
     def check_arguments(args):
         # fairseq calls this function after parsing the command line, before it writes anything.
+        if not _checks_arguments.get():
+            return
         check_task(args.task, family)
         cfg = config.from_namespace(args)
         model_cls.check(cfg)

@@ -9,12 +9,16 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fairseq_lrpe.ops.float64 import float64_options
+from fairseq_lrpe.ops.meta import meta_replaces_gpu
 from fairseq_lrpe.ops.torch_internals import has_dispatch_mode, outside_modes, without_dispatch_modes
 
 
 def is_tracing() -> bool:
-    """Returns whether tensors may lack values, as in torch.compile, torch.export and all dispatch modes."""
-    return torch.compiler.is_compiling() or has_dispatch_mode()
+    """Returns whether tensors may lack values, as in torch.compile, torch.export and all dispatch modes.
+
+    Modes on the meta device in place of a GPU count the operations of a GPU, on which nothing is traced.
+    """
+    return torch.compiler.is_compiling() or (has_dispatch_mode() and not meta_replaces_gpu())
 
 
 def _compute(function, arguments, device, dtype):

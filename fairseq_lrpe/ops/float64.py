@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.meta import meta_replaces_gpu
+
 FLOAT64_DEVICES = ("cpu", "cuda")
 """Types of devices that have float64."""
 
@@ -11,10 +13,11 @@ def float64_options(device: torch.device | str) -> dict:
     """Returns the keyword arguments ``device`` and ``dtype`` of float64 tensors for operands on ``device``.
 
     CPUs and CUDA GPUs have float64. For other devices, such as Apple's MPS, which may lack it, the options
-    are those of the CPU. Meta tensors have no values and stay on their device, in float32.
+    are those of the CPU. Meta tensors have no values and stay on their device, in float32 unless they replace
+    those of a GPU.
     """
     device = torch.device(device)
-    if device.type in FLOAT64_DEVICES:
+    if device.type in FLOAT64_DEVICES or (device.type == "meta" and meta_replaces_gpu()):
         return {"device": device, "dtype": torch.float64}
     if device.type == "meta":
         return {"device": device, "dtype": torch.float32}

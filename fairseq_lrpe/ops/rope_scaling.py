@@ -8,9 +8,10 @@ from torch import Tensor
 
 from fairseq_lrpe.utils.suggest import choices
 
-SCALINGS = ("linear", "ntk", "dynamic", "yarn", "llama3")
-_NEED_LENGTH = ("dynamic", "yarn", "llama3")
-_BASE = 10000
+SCALINGS = ("linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
+ROPE_BASE = 10000.0
+"""Base of RoPE's angles, ROPE_BASE^(-2t/d)."""
+_NEED_LENGTH = ("dynamic", "yarn", "llama3", "longrope")
 _YARN_FAST = 32
 _YARN_SLOW = 1
 _LLAMA3_HIGH = 4
@@ -35,6 +36,9 @@ class RopeScaling:
                  Queries and keys are multiplied by 0.1·ln s + 1 (Peng et al. 2023, Section 3.4)
         llama3   the same with γ_t = (r_t - 1)/(4 - 1), limited to [0, 1], and no factor for queries and keys
                  (Llama 3.1, Grattafiori et al. 2024)
+        longrope θ_t / λ_t with the given λ, which a search has found. Queries and keys are multiplied by
+                 √(1 + ln s / ln M) (Ding et al. 2024). Unlike in Hugging Face's code, λ also applies to
+                 sequences of at most M positions
 
     For RoPE, these are the definitions of Hugging Face's ``ROPE_INIT_FUNCTIONS``. The definitions apply to
     any angles, also to learned and to negative ones.
@@ -42,15 +46,18 @@ class RopeScaling:
     Args:
         type: one of ``SCALINGS``.
         factor: s, at least 1; required unless ``type`` is "dynamic".
-        original_length: M, the length of the sequences in training; required for dynamic, yarn and llama3.
+        original_length: M, the length of the sequences in training; required for dynamic, yarn, llama3 and
+            longrope.
+        divisors: λ, one for each angle; required for longrope, and only accepted there.
 
     Raises:
-        ValueError: for an unknown type, or a factor or length that is missing or too small.
+        ValueError: for an unknown type, or a factor, length or divisor that is missing or too small.
     """
 
     type: str
     factor: float | None = None
     original_length: int | None = None
+    divisors: tuple[float, ...] | None = None
 
     def __post_init__(self):
         if self.type not in SCALINGS:
@@ -65,6 +72,15 @@ class RopeScaling:
             )
         if self.original_length is not None and self.original_length < 1:
             raise ValueError(f"the length in training must be at least 1, not {self.original_length}")
+        if (self.divisors is not None) != (self.type == "longrope"):
+            raise ValueError(
+                "longrope scaling, and no other one, needs a divisor for each angle, such as "
+                "longrope:4:512:1,1.5,4,4"
+            )
+        if self.divisors and not all(0 < divisor < math.inf for divisor in self.divisors):
+            raise ValueError(f"the divisors of longrope scaling must be positive, not {self.divisors}")
+        if self.type == "longrope" and self.original_length < 2:
+            raise ValueError("longrope scaling needs a length in training of at least 2")
 
     @classmethod
     def parse(
@@ -72,15 +88,20 @@ class RopeScaling:
     ) -> "RopeScaling":
         """Returns the scaling of a text TYPE[:FACTOR[:LENGTH]], such as "yarn:4:512".
 
+        The text of longrope ends with the divisors, such as "longrope:4:512:1,1.5,4,4".
+
         ``factor`` and ``original_length`` replace those that the text omits, except the factor of dynamic.
 
         Raises:
             ValueError: for a text that is not of this form, or values that :class:`RopeScaling` rejects.
         """
         name, *numbers = text.split(":")
+        divisors = None
         if name == "dynamic":
             factor = None
         try:
+            if name == "longrope" and len(numbers) == 3:
+                divisors = tuple(map(float, numbers.pop().split(",")))
             if numbers:
                 factor = float(numbers.pop(0))
             if numbers:
@@ -92,18 +113,26 @@ class RopeScaling:
                 f"rope scaling must be TYPE, TYPE:FACTOR or TYPE:FACTOR:LENGTH, such as yarn:4:512, not "
                 f"{text!r}"
             )
-        return cls(name, factor, original_length)
+        return cls(name, factor, original_length, divisors)
 
     def __str__(self) -> str:
         """Returns the text that :meth:`parse` accepts."""
         factor = 1 if self.factor is None else self.factor
         text = f"{self.type}:{factor}".removesuffix(".0")
-        return text if self.original_length is None else f"{text}:{self.original_length}"
+        if self.original_length is not None:
+            text += f":{self.original_length}"
+        if self.divisors:
+            text += ":" + ",".join(map(repr, self.divisors))
+        return text
 
     @property
     def attention_factor(self) -> float:
         """The factor of queries and of keys; scores are multiplied by its square."""
-        return 0.1 * math.log(self.factor) + 1 if self.type == "yarn" else 1.0
+        if self.type == "yarn":
+            return 0.1 * math.log(self.factor) + 1
+        if self.type == "longrope":
+            return math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+        return 1.0
 
     def at_length(self, length: int) -> "RopeScaling | None":
         """Returns the scaling for a call with positions 0 to ``length`` - 1, or None for no scaling.
@@ -117,12 +146,16 @@ class RopeScaling:
         factor = self.factor or 1
         return replace(self, type="ntk", factor=factor * length / self.original_length - (factor - 1))
 
-    def scale(self, theta: Tensor, width: int) -> Tensor:
+    def scale(self, theta: Tensor, width: int, base: float = ROPE_BASE) -> Tensor:
         """Returns the scaled angles; the result is differentiable in ``theta``.
 
         Args:
             theta: angles per position (..., n).
-            width: w, the number of rotated features of the ladder 10000^(-2t/w), only used by yarn.
+            width: w, the number of rotated features of the ladder base^(-2t/w), only used by yarn.
+            base: the base of this ladder.
+
+        Raises:
+            ValueError: if longrope has another number of divisors than angles.
         """
         if self.type == "linear":
             return theta / self.factor
@@ -130,17 +163,24 @@ class RopeScaling:
             n = theta.size(-1)
             t = torch.arange(n, dtype=theta.dtype, device=theta.device)
             return theta * self.factor ** (-t / max(1, n - 1))
-        kept = self._kept_share(theta, width)
+        if self.type == "longrope":
+            if len(self.divisors) != theta.size(-1):
+                raise ValueError(
+                    f"longrope scaling needs {theta.size(-1)} divisors, one for each angle, not "
+                    f"{len(self.divisors)}"
+                )
+            return theta / torch.tensor(self.divisors, dtype=theta.dtype, device=theta.device)
+        kept = self._kept_share(theta, width, base)
         return theta * (kept + (1 - kept) / self.factor)
 
-    def _kept_share(self, theta, width):
+    def _kept_share(self, theta, width, base):
         """Returns γ, the share of each angle that is not divided by s (yarn and llama3)."""
         rotation = 2 * math.pi / self.original_length  # the angle of one rotation in the training
         size = theta.abs()
         if self.type == "llama3":
             return ((size / rotation - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)).clamp(0, 1)
 
-        per_index = 2 * math.log(_BASE) / width
+        per_index = 2 * math.log(base) / width
         first = max(0, math.floor(-math.log(_YARN_FAST * rotation) / per_index))
         last = min(width - 1, math.ceil(-math.log(_YARN_SLOW * rotation) / per_index))
         # The clamp keeps the gradient of an angle of 0 finite.

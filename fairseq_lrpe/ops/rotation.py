@@ -9,7 +9,7 @@ from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant, is_tracing
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, as_positions, integer_positions
-from fairseq_lrpe.ops.rope_scaling import RopeScaling
+from fairseq_lrpe.ops.rope_scaling import ROPE_BASE, RopeScaling
 
 THETA_TYPES = ("a", "b", "c")
 
@@ -26,6 +26,7 @@ def rotary_angles(
     width: int,
     max_positions: int,
     scaling: RopeScaling | None = None,
+    base: float = ROPE_BASE,
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Returns the rotation angles per position, θ_t for t = 0, .., count-1, (count,) in float64.
@@ -33,7 +34,7 @@ def rotary_angles(
     The formulas are those of ``theta_type`` in the LRPE papers' pseudocode, where M is the length of the
     input. Here M is ``max_positions``, so that angles do not depend on the input.
 
-        a   10000^(-2t/width)
+        a   base^(-2t/width), by default 10000^(-2t/width)
         b   π (t+1) / (2 M count)
         c   π / (2 M (t+1))
 
@@ -43,11 +44,11 @@ def rotary_angles(
         ValueError: for an unknown type.
     """
     if scaling is not None:
-        theta = rotary_angles(theta_type, count, width, max_positions, device=device)
-        return scaling.scale(theta, width)
+        theta = rotary_angles(theta_type, count, width, max_positions, None, base, device)
+        return scaling.scale(theta, width, base)
     t = torch.arange(count, **float64_options(device))
     if theta_type == "a":
-        return 10000.0 ** (-2 * t / width)
+        return base ** (-2 * t / width)
     if theta_type == "b":
         return math.pi / 2 / max_positions / count * (t + 1)
     if theta_type == "c":

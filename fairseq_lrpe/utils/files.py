@@ -205,3 +205,12 @@ def output_folder(folder: Path) -> Iterator[None]:
         for path in created:
             with suppress(OSError):
                 path.rmdir()
+
+
+def is_utf8(text: str) -> bool:
+    """Returns whether a text can be encoded; Python reads bytes that are not UTF-8 as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import yaml
 
-from fairseq_lrpe.utils.encoded_text import is_utf8
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.files import is_utf8
 
 MAX_DEPTH = 20
 """Maximum number of nested lists and mappings."""

@@ -329,6 +329,8 @@ def test_documented_effects_of_padding():
             x, other = randn(1, 9, E), randn(1, 3, E, seed=1)
             if name == "fire":
                 module.encoding.threshold.fill_(2)
+            if name == "log_scale":
+                module.encoding.length = 2
             expected = module(x)
             for start in (0, 5, 9):
                 padded = torch.cat([x[:, :start], other, x[:, start:]], dim=1)
@@ -341,8 +343,9 @@ def test_documented_effects_of_padding():
                 if differs:
                     assert start < 9, name
                     (absolute if start == 0 else gaps).add(name)
-    assert absolute == {"spe", "conv_spe", "fire", "tupe", "rope_values", "fope"}
-    assert set(ENCODINGS) - gaps == {"none", "fox", "gla", "cope", "stick_breaking"}
+    assert absolute == {"spe", "conv_spe", "fire", "tupe", "rope_values", "fope", "log_scale"}
+    without_distances = {"none", "fox", "gla", "wall", "cope", "stick_breaking", "stick_breaking_norm"}
+    assert set(ENCODINGS) - gaps == without_distances
 
 
 @every

@@ -13,10 +13,9 @@ from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.definition.table_settings import SCALES
 from fairseq_lrpe.experiments.execution import scheduler, slurm_queue
-from fairseq_lrpe.experiments.execution.job import Job
+from fairseq_lrpe.experiments.execution.job import Job, State
 from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
-from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
 

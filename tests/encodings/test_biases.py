@@ -301,3 +301,21 @@ def test_large_scores_of_stick_breaking():
     found = module(x)[0]
     assert_same(found, broken_sticks(module, x[0]))
     assert torch.autograd.grad(found.sum(), module.q_proj.weight)[0].isfinite().all()
+
+
+def test_normalized_outputs_of_stick_breaking():
+    """A GroupNorm of each head's output, before the output projection."""
+    module = perturbed(SoftmaxAttention(E, H, "stick_breaking_norm", causal=True).double().eval())
+    plain = SoftmaxAttention(E, H, "stick_breaking", causal=True).double().eval()
+    plain.load_state_dict(module.state_dict(), strict=False)
+    with torch.no_grad():
+        plain.out_proj.weight.copy_(torch.eye(E))
+        plain.out_proj.bias.zero_()
+    x = randn(2, 11, E).requires_grad_()
+    heads = plain(x).unflatten(-1, (H, D))
+    deviation = heads - heads.mean(-1, keepdim=True)
+    normalized = deviation / (deviation.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    norm = module.encoding.norm
+    expected = module.out_proj(normalized.flatten(-2) * norm.weight + norm.bias)
+    leaves = [x, norm.weight, norm.bias]
+    assert_same(with_gradients(module(x), leaves), with_gradients(expected, leaves), 1e-9)

@@ -205,6 +205,25 @@ def p_rope(encoding, q, k, i, j, h):
     return (rotated(q, kept * rope_angles(i)) * rotated(k, kept * rope_angles(j))).sum(-1), 0
 
 
+def pope(encoding, q, k, i, j, h):
+    """Gopalakrishnan et al. 2025, as in lucidrains/PoPE-pytorch: the phases of keys have a learned part."""
+    theta = 10000 ** (-torch.arange(D, dtype=torch.float64) / D)
+    delta = encoding.delta[h].clamp(-2 * math.pi, 0)
+    magnitudes = torch.log(1 + torch.exp(q)) * torch.log(1 + torch.exp(k))
+    return (magnitudes * torch.cos((j - i) * theta + delta)).sum(-1), 0
+
+
+def axial_rope(encoding, q, k, i, j, h):
+    """RoPE with the base 100 in a sequence."""
+    angles = encoding.base ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+    return (rotated(q, i * angles) * rotated(k, j * angles)).sum(-1), 0
+
+
+def log_scale(encoding, q, k, i, j, h):
+    """Llama 4: queries grow with the logarithm of the number of steps of ``length`` positions."""
+    return (1 + encoding.factor * math.log((i + 1) // encoding.length + 1)) * (q * k).sum(-1), 0
+
+
 def fope(encoding, q, k, i, j, h):
     """Hua et al. 2025, Eq. 13, for the real and the imaginary part."""
     kept = rope_angles(1) >= 2 * math.pi / encoding.length.item()
@@ -286,7 +305,8 @@ PRODUCTS = {
     f.__name__: f
     for f in (none, rope, p_rope, fope, cosformer, per, spe, conv_spe, alibi, retnet, xpos, lrpe_decay)
 }
-PRODUCTS |= {"roper": rope, "rope_values": rope}
+PRODUCTS |= {"roper": rope, "rope_values": rope, "pope": pope, "axial_rope": axial_rope}
+PRODUCTS["log_scale"] = log_scale
 
 CASES = [  # (encoding, options, parameters to set), with and without clipped distances
     ("t5", {}, {}),
@@ -320,6 +340,10 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     ("p_rope", {"p": 1.0}, {}),
     ("fope", {"max_positions": 512}, {}),  # one of two frequencies is 0
     ("fope", {"length": 1024, "sigma": 0.9}, {}),
+    ("log_scale", {"length": 3}, {}),
+    ("pope", {}, {}),
+    ("axial_rope", {}, {}),
+    ("axial_rope", {"base": 7.5}, {}),
     ("roper", {}, {}),
     ("rope_values", {}, {}),
     ("cosformer", {"max_positions": 40}, {}),
@@ -359,7 +383,7 @@ def test_scores_and_gradients_match_formula(name, options, parameters):
             check_scores(score, encoding, *shape)
 
 
-OTHER_FILES = ("lrpe", "cope", "dape", "stick_breaking", "rope_mixed", "liere")
+OTHER_FILES = ("lrpe", "cope", "dape", "stick_breaking", "stick_breaking_norm", "rope_mixed", "liere")
 
 
 def test_every_encoding_has_a_formula():

@@ -18,12 +18,19 @@ CASES = [
     ("fox", {"no_bias": True, "bias": 5.0}),
     ("fox_rope", {"bias": 5.0}),
     ("gla", {}),
+    ("wall", {}),
     ("selective_rope", {}),
     ("selective_rope", {"gate": True}),
+    ("selective_rope", {"rank": 3, "normalize_heads": True}),
+    ("selective_rope_gla", {}),
+    ("selective_rope_gla", {"gate": True}),
     ("selective_rope_fox", {"gate": True}),
     ("path", {}),
     ("path_fox", {}),
 ]
+
+
+FEATURE_GATES = ("gla", "wall", "selective_rope_gla")
 
 
 def linear(layer, x):
@@ -43,6 +50,11 @@ def decays(encoding, x, constant=0.0):
     if encoding.name == "gla":
         rows = [log_sigmoid(linear(encoding.w_out, encoding.w_in.weight @ y)) / 16 for y in x]
         return torch.stack(rows).view(-1, H, D)
+    if encoding.name == "selective_rope_gla":
+        rows = [log_sigmoid(linear(encoding.decay_out, encoding.decay_in.weight @ y)) / 16 for y in x]
+        return torch.stack(rows).view(-1, H, D)
+    if encoding.name == "wall":
+        return torch.stack([log_sigmoid(linear(encoding.gate, y)) for y in x]).view(-1, H, D)
     if encoding.name in ("selective_rope", "path"):
         return x.new_zeros(len(x), H, D)
     rows = [log_sigmoid(linear(encoding.gate, y) + constant) for y in x]
@@ -55,7 +67,8 @@ def angles(encoding, x):
         return torch.stack([rope_angles(t) for t in range(len(x))])[:, None].expand(-1, H, -1)
     if not encoding.name.startswith("selective_rope"):
         return x.new_zeros(len(x), H, D // 2)
-    unit = [y / y.norm() for y in x]
+    parts = H if encoding.normalize_heads else 1
+    unit = [torch.cat([part / part.norm() for part in y.chunk(parts)]) for y in x]
     hidden = [encoding.w_out.weight @ (encoding.w_in.weight @ y) for y in unit]
     total, rows = torch.zeros(H, D // 2, dtype=x.dtype), []
     for t in range(len(x)):
@@ -95,7 +108,7 @@ def definition(module, x, window=99, constant=0.0):
                     key = reflected(encoding, x, key, h, j, i)
                 product = rotated(q[i, h], angle[i, h]) * rotated(key, angle[j, h])
                 log = log_decay[j + 1 : i + 1, h].sum(0)
-                if softmax and encoding.name != "gla":
+                if softmax and encoding.name not in FEATURE_GATES:
                     scores.append(product.sum() / math.sqrt(D) + log[0])
                 else:
                     scores.append((product * log.exp()).sum() / (math.sqrt(D) if softmax else 1))
@@ -253,6 +266,23 @@ def test_initial_gates(name, options):
     gates = encoding.input_features(torch.zeros(1, encoding.left_context + 7, E, dtype=torch.float64))
     expected = torch.tensor(options.get("bias", 0.0), dtype=torch.float64).sigmoid()
     assert_same(gates[..., -1].exp(), expected.expand(1, H, 7))
+
+
+def test_initial_values_of_published_gates():
+    """Standard deviations of 0.02, biases of 0 for GLA and of 8 for wall attention."""
+    sizes = {"num_heads": 8, "head_dim": 32, "causal": True}
+    for name, options in (
+        ("gla", {"init_std": 0.02}),
+        ("wall", {}),
+        ("selective_rope", {"init_std": 0.02, "gate": True}),
+        ("selective_rope_gla", {"gate": True}),
+    ):
+        torch.manual_seed(1)
+        for key, parameter in ENCODINGS[name](**sizes, **options).named_parameters():
+            if key.endswith("bias"):
+                assert (parameter == (8.0 if name == "wall" else 0.0)).all()
+            else:
+                assert parameter.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_a_constant_bias_is_not_trained():

@@ -9,6 +9,7 @@ from support.pairwise_scores import pairwise_matrix, products, random_encoding
 from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.ops.orthogonal import cayley
 from fairseq_lrpe.ops.rotation import rotary_angles
 
 MAX_POSITIONS = 40
@@ -23,9 +24,18 @@ def build(core, rotation, d=6, **options):
     return encoding
 
 
-def rotation_matrix(rotation, d, v):
+def rotation_matrix(rotation, d, v, generator=None):
     """Returns P as a complex d×d matrix."""
     p = torch.zeros(d, d, dtype=torch.complex128)
+    if rotation == "cayley":
+        entries = iter(generator)
+        rows = [[0] * d for _ in range(d)]
+        for i in range(d):
+            for j in range(i + 1, d):
+                rows[i][j] = next(entries)
+                rows[j][i] = -rows[i][j]
+        a = torch.stack([torch.stack([torch.as_tensor(x, dtype=torch.float64) for x in row]) for row in rows])
+        return ((torch.eye(d) - a) @ torch.linalg.inv(torch.eye(d) + a)).to(p.dtype)
     if rotation == "householder":
         return (torch.eye(d) - 2 * torch.outer(v, v) / v.dot(v)).to(p.dtype)
     for i in range(d):
@@ -63,7 +73,8 @@ def formula(theta):
 
     def score(encoding, q, k, i, j, h):
         d = encoding.head_dim
-        p = rotation_matrix(encoding.rotation, d, getattr(encoding, "v", None))
+        learned = getattr(encoding, "v", None), getattr(encoding, "generator", None)
+        p = rotation_matrix(encoding.rotation, d, *learned)
         permutation = getattr(encoding, "permutation", None)
         w_i, w_j = (p.mH @ core_matrix(encoding.core, d, s, theta, permutation) @ p for s in (i, j))
         return torch.einsum("ba,ac,bc->b", q.to(p.dtype), w_i.mH @ w_j, k.to(p.dtype)).real
@@ -78,6 +89,10 @@ CASES = [  # (core, rotation, d, options)
     ("unitary", "householder", 5, {"theta_type": "c", **THETA, **VECTOR}),
     ("unitary", "odd_even", 5, THETA),
     ("unitary", "fft", 6, THETA),
+    ("unitary", "cayley", 5, THETA),
+    ("orthogonal", "cayley", 6, THETA),
+    ("mixed", "cayley", 5, {}),
+    ("permutation", "cayley", 5, {}),
     ("unitary", "fft", 5, {"theta_type": "b"}),
     ("orthogonal", "identity", 6, {"theta_type": "b"}),
     ("orthogonal", "householder", 6, {}),
@@ -96,9 +111,10 @@ CASES = [  # (core, rotation, d, options)
 def test_scores_and_gradients_match_explicit_matrices(core, rotation, d, options):
     encoding = build(core, rotation, d, **options)
     learned = dict(encoding.named_parameters())
-    assert set(learned) == {
-        {"learn_theta": "theta", "learn_householder": "v"}[x] for x in options if x != "theta_type"
-    }
+    expected = {{"learn_theta": "theta", "learn_householder": "v"}[x] for x in options if x != "theta_type"}
+    if rotation == "cayley":
+        expected.add("generator")
+    assert set(learned) == expected
     theta = learned.get("theta")
     if core != "permutation" and theta is None:
         width = d // 2 + d // 2 % 2 if core == "mixed" else d
@@ -154,3 +170,24 @@ def test_gradient_of_angles_beside_a_decay_in_half_precision(attention, dtype):
         gradients += torch.autograd.grad(out, module.encoding.theta, outer.to(like))
     error = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
     assert error < 4 * torch.finfo(dtype).eps
+
+
+def test_pope_is_the_unitary_core_on_softplus_features():
+    """With PoPE's angles, and without its phases."""
+    lrpe = random_encoding("lrpe", head_dim=6, core="unitary", rotation="identity", learn_theta=True)
+    pope = random_encoding("pope", head_dim=6)
+    with torch.no_grad():
+        lrpe.theta.copy_(10000 ** (-torch.arange(6, dtype=torch.float64) / 6))
+        pope.delta.zero_()
+    q = randn(2, 2, 9, 6, seed=1)
+    k = randn(2, 2, 9, 6, seed=2)
+    expected = lrpe(torch.nn.functional.softplus(q), torch.nn.functional.softplus(k))
+    assert_same(pope(q, k), expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64])
+def test_cayley_matrices_are_orthogonal(size):
+    generator = randn(size * (size - 1) // 2, seed=3).requires_grad_()
+    p = cayley(10 * generator, size)
+    assert_same(p @ p.mT, torch.eye(size, dtype=torch.float64), 1e-10)
+    assert torch.linalg.det(p).item() == pytest.approx(1)

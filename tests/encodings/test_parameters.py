@@ -37,6 +37,8 @@ DAPE = {"hidden_weight": (32, 2 * H), "hidden_bias": (32,), "output_weight": (H,
 PATH = {"w_in.weight": (32, E), "w_out.weight": (E, 32), "convolution": (3, E)}
 GATE = {"gate.weight": (H, E), "gate.bias": (H,)}
 ANGLES = {"w_in.weight": (16, E), "w_out.weight": (E // 2, 16), "convolution": (4, E // 2)}
+RANK_32 = ANGLES | {"w_in.weight": (32, E), "w_out.weight": (E // 2, 32)}
+DECAY = {"decay_in.weight": (16, E), "decay_out.weight": (E, 16), "decay_out.bias": (E,)}
 DEBERTA = {"rel_embeddings.weight": (6, E), "pos_key.weight": (E, E), "pos_query.weight": (E, E)}
 
 CASES = [  # (encoding, options, {name in the state dict: shape})
@@ -50,6 +52,9 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
     ("lrpe_decay", {}, {"theta": (D,)}),
     ("lrpe_decay", {"first_layer": True}, {"theta": (H, D)}),
     ("lrpe_decay", {"first_layer": True, "layer": 2}, {}),
+    ("lrpe", {"rotation": "cayley"}, {"generator": (D * (D - 1) // 2,)}),
+    ("pope", {}, {"delta": (H, D)}),
+    ("axial_rope", {}, {}),
     ("per", {}, {"permutation": (H, D)}),
     ("spe", {}, SPE),
     ("conv_spe", {}, {"kernel_q": (H, D, 200), "kernel_k": (H, D, 200), "gate": (H, D)}),
@@ -81,6 +86,8 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
     ("tupe", {"max_positions": 9, "relative_bias": True}, {**TABLE, "buckets.weight": (32, H)}),
     ("cope", {}, {"embeddings": (64, D)}),
     ("stick_breaking", {}, {}),
+    ("stick_breaking_norm", {}, {"norm.weight": (E,), "norm.bias": (E,)}),
+    ("log_scale", {}, {}),
     ("path", {}, {**PATH, "beta.weight": (H, E), "beta.bias": (H,)}),
     ("path_fox", {}, {**PATH, "beta.weight": (H, E), "beta.bias": (H,), **GATE}),
     ("fox", {}, GATE),
@@ -89,7 +96,10 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
     ("gla", {}, {"w_in.weight": (16, E), "w_out.weight": (E, 16), "w_out.bias": (E,)}),
     ("selective_rope", {}, ANGLES),
     ("selective_rope", {"gate": True}, ANGLES | {f"angle_{name}": shape for name, shape in GATE.items()}),
+    ("selective_rope", {"rank": 3}, ANGLES | {"w_in.weight": (3, E), "w_out.weight": (E // 2, 3)}),
     ("selective_rope_fox", {}, ANGLES | GATE),
+    ("selective_rope_gla", {}, RANK_32 | DECAY),
+    ("wall", {}, {"gate.weight": (E, E), "gate.bias": (E,)}),
 ]
 
 
@@ -223,8 +233,20 @@ WRONG = [  # (encoding, options, part of the message)
     ("fope", {"d": 7}, "even head_dim, .* not head_dim 7"),
     ("fope", {"sigma": -1.0}, "sigma and a length of at least 0, not .* sigma -1"),
     ("fope", {"length": -1}, "length of at least 0, not .* length -1"),
-    ("rope", {"axes": 2}, "does not support positions with 2 coordinates: use liere or rope_mixed"),
+    (
+        "rope",
+        {"axes": 2},
+        "does not support positions with 2 coordinates: use axial_rope or liere or rope_mixed",
+    ),
     ("rope_mixed", {"axes": 2}, "must be a multiple of 4 in an image, not 6"),
+    ("axial_rope", {"axes": 2}, "by 2 coordinates: head_dim must be a multiple of 4, not 6"),
+    ("axial_rope", {"base": 0.5}, "axial_rope needs a base of at least 1, not 0.5"),
+    (
+        "selective_rope",
+        {"rank": 0},
+        "needs a rank of at least 1 and an init_std of at least 0, not 0 and 0.0",
+    ),
+    ("selective_rope", {"d": 7}, "selective_rope rotates pairs of features: head_dim must be even, not 7"),
     ("rope_mixed", {"d": 7}, "must be a multiple of 2 in a sequence, not 7"),
     ("liere", {"block_size": 4}, "block size of at least 2 that divides head_dim 6, not 4"),
     ("liere", {"block_size": 1}, "block size of at least 2 that divides head_dim 6, not 1"),

@@ -1,6 +1,7 @@
 """Rotations with scaled angles: every encoding against its formula, decoding, and what is refused."""
 
 import copy
+import math
 import pickle
 import re
 
@@ -15,6 +16,7 @@ from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_enco
 from fairseq_lrpe.encodings import ENCODINGS, Context, build_encoding
 from fairseq_lrpe.encodings.rope import RoPE
 from fairseq_lrpe.encodings.rotation import scalable_encodings, scale_rotations
+from fairseq_lrpe.ops.orthogonal import cayley
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
@@ -39,6 +41,8 @@ CASES = [
     *(("lrpe", {"core": core, "learn_theta": True}) for core in ("unitary", "orthogonal", "mixed")),
     ("lrpe", {"core": "unitary", "rotation": "fft"}),
     ("lrpe", {"core": "unitary", "theta_type": "c"}),
+    ("lrpe", {"core": "orthogonal", "rotation": "cayley", "learn_theta": True}),
+    ("pope", {}),
     ("lrpe_decay", {}),
     ("lrpe_decay", {"first_layer": True}),
     ("rope_mixed", {}),
@@ -86,7 +90,10 @@ def unscaled_angles(encoding):
     theta, width = getattr(encoding, "theta", None), D
     if theta is None:
         pairs = getattr(encoding, "pairs", D // 2)
-        theta = 10000 ** (-2 * torch.arange(pairs, dtype=torch.float64) / D)
+        if encoding.name == "pope":
+            pairs = D
+            width = 2 * D
+        theta = 10000 ** (-2 * torch.arange(pairs, dtype=torch.float64) / width)
     if encoding.name == "lrpe" and encoding.core == "mixed":
         width = D // 2
     if theta.dim() == 3:
@@ -102,13 +109,16 @@ def expected_angles(encoding, length):
     scaling = encoding.rope_scaling and encoding.rope_scaling.at_length(length)
     if scaling is None:
         return theta
-    if width == H * D:  # the ladder continues over the heads
+    if encoding.name == "lrpe_decay" and width == H * D:  # the ladder continues over the heads
         return scaling.scale(theta.flatten(), width).view_as(theta)
     return scaling.scale(theta, width)
 
 
-def encoded(encoding, x, offset, length):
-    """Encodes x (B, H, n, d) position by position; features of width 2d are [Re, Im]."""
+def encoded(encoding, x, offset, length, phase=0.0):
+    """Encodes x (B, H, n, d) position by position; features of width 2d are [Re, Im].
+
+    ``phase`` is added to the angles of PoPE.
+    """
     angles, rows = expected_angles(encoding, length), []
     factor = encoding.rope_scaling.attention_factor
     for i, row in enumerate(x.unbind(2)):
@@ -116,7 +126,12 @@ def encoded(encoding, x, offset, length):
         if encoding.name == "lrpe" and encoding.rotation == "householder":
             v = encoding.v
             row = row - 2 * (row @ v)[..., None] * v / (v @ v)
-        if encoding.name in ("lrpe", "lrpe_decay") and encoding.core == "unitary":
+        if encoding.name == "lrpe" and encoding.rotation == "cayley":
+            row = row @ cayley(encoding.generator, D).T
+        if encoding.name == "pope":
+            row = torch.log(1 + torch.exp(row))
+            row = torch.cat([row * f(s * angles + phase) for f in (torch.cos, torch.sin)], dim=-1)
+        elif encoding.name in ("lrpe", "lrpe_decay") and encoding.core == "unitary":
             z = torch.fft.fft(row, norm="ortho") if encoding.rotation == "fft" else row + 0j
             z = z * torch.exp(1j * s * angles)
             parts = torch.cat([z.real, z.imag], -1)
@@ -135,7 +150,8 @@ def test_encoded_queries_and_keys_match_the_formula(name, options, scaling):
     q, k = randn(B, H, 4, D).requires_grad_(), randn(B, H, L, D, seed=1).requires_grad_()
     leaves = [q, k, *encoding.parameters()]
     found = encoding(q, k, Context(L - 4, 0))
-    expected = encoded(encoding, q, L - 4, L), encoded(encoding, k, 0, L)
+    phase = encoding.delta.clamp(-2 * math.pi, 0) if name == "pope" else 0.0
+    expected = encoded(encoding, q, L - 4, L), encoded(encoding, k, 0, L, phase)
     assert_same(with_gradients(found, leaves), with_gradients(expected, leaves))
     index = PositionIndex(torch.arange(L - 4, L), torch.arange(L), L - 1)
     keys = index._replace(query_positions=index.key_positions)

@@ -10,7 +10,13 @@ from fairseq_lrpe.ops.position_index import coordinates, diagonal_position_index
 
 H, D, M, ROWS, COLUMNS = 2, 8, 12, 3, 4
 GRID = grid_position_index(ROWS, COLUMNS)
-CASES = [("rope_mixed", {}), ("liere", {}), ("liere", {"block_size": 4}), ("liere", {"block_size": 2})]
+CASES = [
+    ("rope_mixed", {}),
+    ("axial_rope", {}),
+    ("liere", {}),
+    ("liere", {"block_size": 4}),
+    ("liere", {"block_size": 2}),
+]
 every = pytest.mark.parametrize("name, options", CASES, ids=str)
 
 
@@ -24,6 +30,13 @@ def rope_mixed(encoding, position, x, h):
     return rotated(x, sum(p * encoding.theta[a, h] for a, p in enumerate(position)))
 
 
+def axial_rope(encoding, position, x, h):
+    """Rotates pairs by the last coordinate, then by the one before it."""
+    pairs = D // (2 * len(position))
+    theta = encoding.base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    return rotated(x, torch.cat([p * theta for p in reversed(position)]))
+
+
 def liere(encoding, position, x, h):
     """Multiplies each block of x by exp(Σ_a p_a A_a / (M − 1))."""
     size, blocks = encoding.block_size, []
@@ -35,7 +48,7 @@ def liere(encoding, position, x, h):
     return torch.cat(blocks, dim=-1)
 
 
-ROTATIONS = {"rope_mixed": rope_mixed, "liere": liere}
+ROTATIONS = {"rope_mixed": rope_mixed, "axial_rope": axial_rope, "liere": liere}
 
 
 def encoded(encoding, x):

@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS, START, Context, Encoding, build_encoding
-from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.constants import constant, is_tracing
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
+from fairseq_lrpe.ops.meta import meta_as_gpu
 from fairseq_lrpe.positions import POSITIONS, build_position
 
 E, H, L = 32, 4, 9
@@ -281,3 +282,14 @@ def test_devices_of_float64():
     with FakeTensorMode():
         converted = to_float64(torch.ones(E, device="mps:0"))
     assert (converted.device.type, converted.dtype) == ("cpu", torch.float64)
+
+
+def test_meta_tensors_in_place_of_those_of_a_gpu():
+    """They have float64, and modes that count operations find constants in their caches."""
+    mode = TorchDispatchMode()
+    with mode, meta_as_gpu():
+        assert not is_tracing()
+        assert float64_options("meta")["dtype"] == torch.float64
+    with mode:
+        assert is_tracing()
+    assert float64_options("meta")["dtype"] == torch.float32

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from fairseq_lrpe.experiments.definition.experiment import read_yaml
-from fairseq_lrpe.experiments.definition.schema import Model, validate
+from fairseq_lrpe.experiments.definition.settings import Model, validate
 from fairseq_lrpe.methods import ATTENTIONS
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import NamedTuple
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +29,15 @@ from fairseq_lrpe.data.glue_tasks import get_task
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.estimation.corpora import GLUE, Corpus, read_corpus
 from fairseq_lrpe.experiments.estimation.launches import Launches, update_seconds
-from fairseq_lrpe.experiments.estimation.meta_device import aten, meta_device
+from fairseq_lrpe.experiments.estimation.meta_device import (
+    MetaFP16Optimizer,
+    aten,
+    expect_words,
+    meta_device,
+)
 from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import train_command, update_freq
+from fairseq_lrpe.models.register import unchecked_arguments
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN
@@ -137,9 +142,7 @@ class BuiltModel:
 def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
     """Builds the model of a fairseq-train command; raises a UserError if the flags are invalid."""
     flags = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
-    # After parsing, our architectures check the flags, which build_model does as well, and the data.
-    unchecked = dict.fromkeys(models.MODEL_DATACLASS_REGISTRY, lambda args: None)
-    with patch.dict(models.ARCH_CONFIG_REGISTRY, unchecked):
+    with unchecked_arguments():  # build_model checks the flags; data and GPUs may be missing here
         args = options.parse_args_and_arch(options.get_training_parser(), flags)
     cfg = convert_namespace_to_omegaconf(args)
     task = make_task(args.task, cfg.task, corpus)
@@ -189,6 +192,7 @@ def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch
     The first update also computes what is kept, such as constants and the optimizer's state.
     """
     model = built.model.to(dtype).train()
+    expect_words(model)
     *previous, last = built.segments()
     saved = {}  # {storage: bytes}
     flops = flop_counter()
@@ -234,7 +238,7 @@ def build_optimizer(built: BuiltModel, dtype: torch.dtype) -> FairseqOptimizer:
     parameters = [parameter for parameter in built.model.parameters() if parameter.requires_grad]
     if dtype == torch.float32:
         return optim.build_optimizer(built.settings.optimizer, parameters)
-    return optim.FP16Optimizer.build_optimizer(built.settings, parameters)
+    return MetaFP16Optimizer.build_optimizer(built.settings, parameters)
 
 
 def flop_counter() -> FlopCounterMode:

@@ -1,72 +1,125 @@
-"""torch's meta device, where tensors have shapes but no values, with the operators of a GPU."""
+"""torch's meta device, where tensors have shapes but no values, with the operators of a GPU.
+
+In ``FakeTensorMode``, tensors on a GPU would select these operators themselves, but torch's builds for CPUs
+end the process when autograd records an operation of such a tensor.
+"""
 
 import math
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from unittest.mock import patch
 
 import torch
-import torch.fx.experimental._config
-import torch.nn.functional as F
+import torch.fx.experimental._config as fx_config
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_lrpe.ops import constants, float64, permutation, rotation
+from fairseq_lrpe.fairseq_ext.foreach_optimizer import FP16Optimizer
+from fairseq_lrpe.ops.meta import meta_as_gpu
 
 aten = torch.ops.aten
 
 
 class MetaNumbers(TorchDispatchMode):
-    """Returns 0 for every number that is read from a tensor on the meta device, which has no values."""
+    """Replaces the values of tensors on the meta device, which have none.
+
+    Every number that is read from such a tensor is 0, and its copy on the CPU, where fairseq initializes
+    some parameters, is another tensor on the meta device.
+    """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return torch.zeros((), dtype=args[0].dtype, device="cpu").item()
-        return func(*args, **(kwargs or {}))
+        if func is aten._to_copy.default and args[0].is_meta:
+            kwargs = {**kwargs, "device": args[0].device}
+        return func(*args, **kwargs)
 
 
-def _dropout(x, p=0.5, training=True, inplace=False):
-    return aten.native_dropout(x, p, True)[0] if training and p else x
+def _dropout(x, p, train):
+    return aten.native_dropout(x, p, True)[0] if train and p else x
 
 
-def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
+def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     if attn_mask is not None:
         attn_mask = attn_mask.to(q.dtype).expand(*q.shape[:-1], k.size(-2))
     return aten._scaled_dot_product_efficient_attention(q, k, v, attn_mask, True, dropout_p, is_causal)[0]
 
 
-def _adapt_target(softmax, target):
-    """Returns the targets and the selected rows of each cluster, whose numbers follow Zipf's law.
+@contextmanager
+def gpu_operators() -> Iterator[None]:
+    """Makes dropout and attention call the operators of GPUs on the meta device.
+
+    Both consist of several operators there. They are replaced in torch's dispatcher, because a dispatch mode
+    sees only these operators, and a ``TorchFunctionMode`` is not active inside of
+    ``F.multi_head_attention_forward``, which fairseq's own attention calls.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("dropout", _dropout, "AutogradMeta")
+    library.impl("scaled_dot_product_attention", _attention, "AutogradMeta")
+    try:
+        yield
+    finally:
+        del library  # which removes both implementations
+
+
+class FrequentWords(AdaptiveInput):
+    """Embeds all words like frequent ones, which costs more if the embeddings of others are narrower."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.embeddings[0](tokens)
+
+
+class ZipfSoftmax(AdaptiveSoftmax):
+    """Selects as many rows of each cluster as Zipf's law predicts.
 
     The words a .. b of V have a share of ln(b/a) / ln(V) of the tokens.
     """
-    rows = []
-    for first, last in pairwise(softmax.cutoff):
-        share = math.log(last / first) / math.log(softmax.cutoff[-1])
-        rows.append(target.new_empty(math.ceil(share * target.numel())))
-    return [target, *rows], rows
+
+    def adapt_target(self, target: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        rows = []
+        for first, last in pairwise(self.cutoff):
+            share = math.log(last / first) / math.log(self.cutoff[-1])
+            rows.append(target.new_empty(math.ceil(share * target.numel())))
+        return [target, *rows], rows
+
+
+EXPECTED = {AdaptiveInput: FrequentWords, AdaptiveSoftmax: ZipfSoftmax}
+"""{fairseq's module whose shapes depend on values: its subclass whose shapes do not}"""
+
+
+def expect_words(model: nn.Module) -> None:
+    """Makes the shapes in a model independent of the values of tokens."""
+    for module in model.modules():
+        if type(module) in EXPECTED:
+            module.__class__ = EXPECTED[type(module)]
+
+
+class MetaFP16Optimizer(FP16Optimizer):
+    """fairseq's half-precision optimizer of parameters on the meta device, whose index is None."""
+
+    @classmethod
+    def build_fp32_params(cls, args: Namespace, params: list[Tensor], flatten: bool = True):
+        if not flatten:
+            return super().build_fp32_params(args, params, flatten)
+        # fairseq would ask CUDA for the index of the current GPU.
+        size = sum(parameter.numel() for parameter in params)
+        flat = nn.Parameter(torch.empty(size, device="meta"))
+        flat.grad = torch.empty(size, device="meta")
+        return {None: flat}
 
 
 @contextmanager
 def meta_device() -> Iterator[None]:
-    """Replaces operators by those of GPUs or by ones whose shapes do not depend on values."""
+    """Creates tensors on the meta device and replaces operators by those of GPUs."""
     with (
         torch.device("meta"),
         MetaNumbers(),
-        patch.object(Tensor, "cpu", lambda x: x),  # fairseq initializes some parameters on the CPU
-        patch.multiple(F, dropout=_dropout, scaled_dot_product_attention=_attention),
-        patch.object(AdaptiveSoftmax, "adapt_target", _adapt_target),
-        # As if all words were frequent, which costs more if the embeddings of others are narrower.
-        patch.object(AdaptiveInput, "forward", lambda module, tokens: module.embeddings[0](tokens)),
-        # Constants are computed once, as on a GPU, although a dispatch mode is active.
-        patch.object(constants, "is_tracing", lambda: False),
-        patch.object(rotation, "is_tracing", lambda: False),
-        patch.object(permutation, "is_tracing", lambda: False),
-        patch.object(torch.cuda, "current_device", lambda: None),  # the index of a meta tensor's device
-        patch.object(float64, "FLOAT64_DEVICES", (*float64.FLOAT64_DEVICES, "meta")),
+        gpu_operators(),
+        meta_as_gpu(),
         # Masks select all elements, because they have no values.
-        patch.object(torch.fx.experimental._config, "meta_nonzero_assume_all_nonzero", True),
+        fx_config.patch(meta_nonzero_assume_all_nonzero=True),
     ):
         yield

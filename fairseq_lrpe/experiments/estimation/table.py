@@ -9,7 +9,6 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.estimation.launches import PASS_CALL, UPDATE_CALL
 from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.utils.cli import print_wide
 from fairseq_lrpe.utils.errors import UserError
@@ -55,7 +54,9 @@ def on_gpus(jobs: Iterable[Job], args: Namespace) -> list[Job]:
 
 def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
     """Prints the estimate of jobs, or of their trials if they choose; raises a UserError if none has one."""
-    from fairseq_lrpe.experiments.estimation.cost import estimate_training  # takes seconds
+    # These import torch and fairseq, which takes seconds.
+    from fairseq_lrpe.experiments.estimation.cost import estimate_training
+    from fairseq_lrpe.experiments.estimation.launches import PASS_CALL, UPDATE_CALL
 
     jobs = on_gpus(jobs, args)
     gpus = jobs[0].gpus * jobs[0].nodes
@@ -95,17 +96,24 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
         raise UserError("; ".join(problems))
     print_wide(table)
     print(f"Not finished: {number(total)} hours on {gpus} × {args.on}, one training after the other.")
-    print_assumptions(peak, jobs[0].precision)
+    print_assumptions(peak, jobs[0].precision, PASS_CALL, UPDATE_CALL)
     for problem in problems:
         print(f"Not estimated: {problem}.")
     print("Evaluations are not included. docs/cluster.md explains the numbers.")
 
 
-def print_assumptions(peak: float, precision: str) -> None:
-    """Prints how hours are estimated; ``peak`` is that of a GPU in FLOP/s."""
+def print_assumptions(peak: float, precision: str, pass_call: float, update_call: float) -> None:
+    """Prints how hours are estimated.
+
+    Args:
+        peak: peak of a GPU in FLOP/s.
+        precision: precision of the training.
+        pass_call: seconds of a call in the forward and backward pass.
+        update_call: seconds of a call of the optimizer.
+    """
     print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {precision},")
     print("or, if it is longer, the time to start the calls of operations: about")
-    each = f"{PASS_CALL * 1e6:g} µs each in forward and backward passes and {UPDATE_CALL * 1e6:g}"
+    each = f"{pass_call * 1e6:g} µs each in forward and backward passes and {update_call * 1e6:g}"
     print(f"{each} in the optimizer, as measured on the host of an H200.")
 
 

@@ -1,7 +1,8 @@
-"""A job: a run of an experiment, the results folder, and the machine that executes the run."""
+"""Jobs: runs of an experiment with a results folder and the machine that executes them; states of runs."""
 
 import threading
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import IO
@@ -11,14 +12,30 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.definition.setting_differences import setting_differences
 from fairseq_lrpe.experiments.definition.settings import train_flags
 from fairseq_lrpe.experiments.execution import endings
 from fairseq_lrpe.experiments.execution.run_directory import is_locked
 from fairseq_lrpe.experiments.execution.run_files import evaluated_checkpoint, read_evaluation
-from fairseq_lrpe.experiments.execution.setting_differences import setting_differences
-from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
+
+
+class State(StrEnum):
+    """How far a run is; a run is QUEUED only on a cluster.
+
+    The folder of a run does not tell whether a job is queued, and its settings do not tell whether it failed:
+    ``Job.state`` is ABSENT, RUNNING, STOPPED, DAMAGED or FINISHED.
+    """
+
+    ABSENT = "absent"  # has no folder
+    QUEUED = "queued"
+    RUNNING = "running"  # in use by a process or thread
+    STOPPED = "stopped"  # something is left to be trained or evaluated
+    FAILED = "failed"  # stopped with an error
+    DAMAGED = "damaged"  # has files that cannot be read
+    OUTDATED = "other settings"  # has other settings than configs
+    FINISHED = "finished"
 
 
 @dataclass

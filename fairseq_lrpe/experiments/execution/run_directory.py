@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.setting_names import foreign_encoding
+from fairseq_lrpe.experiments.definition.setting_differences import setting_differences
 from fairseq_lrpe.experiments.execution.run_files import read_settings
-from fairseq_lrpe.experiments.execution.setting_differences import setting_differences
+from fairseq_lrpe.methods import foreign_encoding
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file
 from fairseq_lrpe.utils.subprocesses import threads_in
@@ -224,6 +224,8 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
 
 
 def checkpoint_updates(checkpoint: Path) -> int | None:
+    if not checkpoint.exists():
+        return None
     with suppress(UserError):
         return read_checkpoint(checkpoint, "")["optimizer_history"][-1]["num_updates"]
 
@@ -235,6 +237,8 @@ def repair_checkpoints(checkpoints: Path) -> None:
     If it is killed while it copies, the newest complete checkpoint replaces a truncated copy, and
     checkpoint_last.pt also if it is missing.
     """
+    if not checkpoints.exists():
+        return
     from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable  # imports torch, which takes seconds
 
     newest = newest_readable(checkpoints)

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from fairseq_lrpe.experiments.definition.schema import validate
+from fairseq_lrpe.experiments.definition.settings import validate
 from fairseq_lrpe.experiments.execution.run_schema import UPDATES, Evaluation, LogEntry, Settings
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, write_atomic

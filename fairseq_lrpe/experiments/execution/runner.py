@@ -16,13 +16,12 @@ from pathlib import Path
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import endings, run_directory
 from fairseq_lrpe.experiments.execution.evaluators import Evaluator, build_evaluator
-from fairseq_lrpe.experiments.execution.job import Job
+from fairseq_lrpe.experiments.execution.job import Job, State
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.progress import say
 from fairseq_lrpe.experiments.execution.run_directory import InUse, locked
 from fairseq_lrpe.experiments.execution.run_files import read_settings, record_evaluation, write_json
 from fairseq_lrpe.experiments.execution.run_settings import data_sizes, initial_checkpoint, run_settings
-from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.experiments.execution.training import (
     join_training,
     prepare_training,

@@ -14,12 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import progress
-from fairseq_lrpe.experiments.execution.job import Job
+from fairseq_lrpe.experiments.execution.job import Job, State
 from fairseq_lrpe.experiments.execution.launch import update_freq, visible_gpus
 from fairseq_lrpe.experiments.execution.run_directory import InUse
 from fairseq_lrpe.experiments.execution.run_settings import data_sizes
 from fairseq_lrpe.experiments.execution.runner import check, check_finished, check_start, execute_run
-from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.subprocesses import CommandFailed, available_cores
 

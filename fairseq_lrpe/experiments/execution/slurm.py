@@ -23,7 +23,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from fairseq_lrpe.experiments.definition.experiment import read_yaml
 from fairseq_lrpe.experiments.definition.run import Run, as_value
 from fairseq_lrpe.experiments.execution import scheduler
-from fairseq_lrpe.experiments.execution.job import Job
+from fairseq_lrpe.experiments.execution.job import Job, State
 from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import check, execute_run
@@ -36,7 +36,6 @@ from fairseq_lrpe.experiments.execution.sbatch import (
     clean_environment,
 )
 from fairseq_lrpe.experiments.execution.slurm_queue import ended_status, print_status, queue
-from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, resumable
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, check_control_characters, file_exists, output_folder

@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.execution.job import Job
+from fairseq_lrpe.experiments.execution.job import Job, State
 from fairseq_lrpe.experiments.execution.sbatch import FOLDER, clean_environment
-from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.utils.cli import print_wide
 from fairseq_lrpe.utils.errors import UserError
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_lrpe.experiments.execution import endings, extend_run, run_directory
-from fairseq_lrpe.experiments.execution.job import Job
+from fairseq_lrpe.experiments.execution.job import Job, State
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.progress import say, show_training
 from fairseq_lrpe.experiments.execution.reported_batch import ReportedBatch
@@ -21,7 +21,6 @@ from fairseq_lrpe.experiments.execution.run_files import (
     write_json,
 )
 from fairseq_lrpe.experiments.execution.run_log import Log, training_speed
-from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.utils.files import REPOSITORY, write_atomic
 from fairseq_lrpe.utils.launchers import UNSET_IN_SHELL
 from fairseq_lrpe.utils.subprocesses import CommandFailed, run_command

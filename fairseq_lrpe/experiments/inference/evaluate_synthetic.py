@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 from pydantic import RootModel
 
 from fairseq_lrpe.experiments.definition.kinds.synthetic_lm import SyntheticEvaluation, changed_sizes
-from fairseq_lrpe.experiments.definition.schema import validate
+from fairseq_lrpe.experiments.definition.settings import validate
 from fairseq_lrpe.experiments.inference.load import find, load_model
 from fairseq_lrpe.tasks.answer_problems import AnswerProblem
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg

@@ -18,10 +18,13 @@ from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_fla
 from fairseq_lrpe.encodings import Context, encoding_options
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import TableSpec, tables
-from fairseq_lrpe.experiments.reporting import blocks, encoding_kinds
+from fairseq_lrpe.experiments.reporting import blocks, encoding_descriptions
 from fairseq_lrpe.experiments.reporting.answers import causal_only
-from fairseq_lrpe.experiments.reporting.encoding_effects import effect, features_of_random_inputs
-from fairseq_lrpe.experiments.reporting.encoding_kinds import encoding_kind
+from fairseq_lrpe.experiments.reporting.encoding_descriptions import (
+    effect,
+    encoding_kind,
+    features_of_random_inputs,
+)
 from fairseq_lrpe.experiments.reporting.recorded_results import read_weights, shown_distances
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
 from fairseq_lrpe.positions import POSITIONS, build_position
@@ -207,7 +210,7 @@ def position_entry(name: str, changes: Mapping, flags: DictConfig) -> SimpleName
         name=name,
         aliases=[],
         source="not a method: a choice of token positions, which can be combined with encodings",
-        kind=encoding_kinds.TOKEN_POSITIONS,
+        kind=encoding_descriptions.TOKEN_POSITIONS,
         models="",
         formula=_as_html(TOKEN_POSITIONS[name]),
         flags=shown,

@@ -12,9 +12,9 @@ from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import endings
+from fairseq_lrpe.experiments.execution.job import State
 from fairseq_lrpe.experiments.execution.run_directory import is_locked
 from fairseq_lrpe.experiments.execution.run_schema import SPEEDS
-from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.experiments.reporting.settings import compared, configured_settings, different_settings
 from fairseq_lrpe.methods import METHODS
 

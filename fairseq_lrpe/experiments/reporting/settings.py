@@ -10,9 +10,8 @@ from pathlib import Path
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.setting_names import is_non_identifying
+from fairseq_lrpe.experiments.definition.setting_differences import differences, flatten, is_non_identifying
 from fairseq_lrpe.experiments.execution.job import Job
-from fairseq_lrpe.experiments.execution.setting_differences import differences, flatten
 
 
 def machine(settings: dict) -> str:

@@ -12,6 +12,8 @@ from fairseq_lrpe.ops.linear.triton_backend import triton
 from fairseq_lrpe.ops.precision import no_autocast, sum_dtype
 
 BACKENDS = {"reference": reference, "chunk": chunk, "fla": fla, "triton": triton}
+LINEAR_BACKENDS = ("auto", "chunk", "fla", "triton")
+"""Backends of models, without the definition, whose memory grows with the square of the length."""
 
 
 def linear_attention(

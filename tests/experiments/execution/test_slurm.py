@@ -11,8 +11,8 @@ from support.tiny import BIN, REPOSITORY, SMALL_LM, job_of, output_of, run_here
 
 from fairseq_lrpe.cli import table, train
 from fairseq_lrpe.experiments.execution import slurm, slurm_queue
+from fairseq_lrpe.experiments.execution.job import State
 from fairseq_lrpe.experiments.execution.run_files import read_log
-from fairseq_lrpe.experiments.execution.state import State
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from fairseq_lrpe.cli import results
 from fairseq_lrpe.experiments.definition.cell import Cell
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.definition.table_settings import Row
-from fairseq_lrpe.experiments.reporting import aggregate, cells, encoding_kinds, plots, renderers
+from fairseq_lrpe.experiments.reporting import aggregate, cells, encoding_descriptions, plots, renderers
 from fairseq_lrpe.experiments.reporting import tables as report
 
 
@@ -140,7 +140,10 @@ def test_plot_of_columns_separates_kinds_of_many_rows(runs, tmp_path, monkeypatc
     ("nope", {"train.token_positions": "rnn"}, "token positions"),
 ])  # fmt: skip
 def test_kinds_of_encodings(method, changes, kind):
-    assert encoding_kinds.row_kind(Row(row="x", attention="softmax", method=method, changes=changes)) == kind
+    assert (
+        encoding_descriptions.row_kind(Row(row="x", attention="softmax", method=method, changes=changes))
+        == kind
+    )
 
 
 def test_ranks_where_higher_is_better(runs):

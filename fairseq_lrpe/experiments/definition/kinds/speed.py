@@ -6,8 +6,7 @@ from omegaconf import DictConfig
 from pydantic import PositiveInt
 
 from fairseq_lrpe.experiments.definition.kinds.base import Kind
-from fairseq_lrpe.experiments.definition.schema import Model
-from fairseq_lrpe.experiments.definition.settings import Settings
+from fairseq_lrpe.experiments.definition.settings import Model, Settings
 from fairseq_lrpe.methods import architecture, check_method
 
 

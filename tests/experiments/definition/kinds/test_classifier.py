@@ -5,7 +5,7 @@ from support.labeled_data import write_gray_image_dataset
 from support.tiny import SMALL_ENCODER, job_of
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment
-from fairseq_lrpe.experiments.execution.setting_differences import setting_differences
+from fairseq_lrpe.experiments.definition.setting_differences import setting_differences
 
 
 def test_metrics_are_those_of_the_predictions(tmp_path, evaluated):

@@ -2,7 +2,30 @@
 
 from collections.abc import Iterator
 
-from fairseq_lrpe.experiments.definition.setting_names import is_non_identifying
+NON_IDENTIFYING = (
+    "source",
+    "data",
+    "seeds",
+    "starts_from",
+    "grid",
+    "choose",
+    "evaluate",
+    "evaluations",
+    "batch.per_gpu",
+    "train.log_interval",
+    "train.num_workers",
+    "train.data_buffer_size",
+    "train.linear_backend",  # changes the rounding only, as the next one
+    "train.compile",
+    "train.stop_time_hours",  # a training that it stops is continued
+)
+"""Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
+PREFIXES = tuple(f"{name}." for name in NON_IDENTIFYING)
+
+
+def is_non_identifying(key: str) -> bool:
+    """Returns whether a key is one of ``NON_IDENTIFYING``, or inside one."""
+    return f"{key}.".startswith(PREFIXES)
 
 
 def flatten(content: object, key: str = "") -> Iterator[tuple[str, object]]:

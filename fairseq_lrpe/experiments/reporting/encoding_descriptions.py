@@ -1,21 +1,49 @@
-"""Sentences about what an encoding does in attention, derived from its class, for the atlas."""
+"""What an encoding is like, derived from its class: its kind, for plots, and its effect, for the atlas."""
 
 import torch
 from torch import Tensor
 
 from fairseq_lrpe.attention.base import SelfAttention
-from fairseq_lrpe.encodings import Context, Encoding, ScoresMixin, ValuesMixin
+from fairseq_lrpe.encodings import ENCODINGS, Context, Encoding, InputsMixin, ScoresMixin, ValuesMixin
 from fairseq_lrpe.encodings.base import overrides
 from fairseq_lrpe.encodings.scores import log_weights
 from fairseq_lrpe.encodings.transformations import needs_weights, random_features
+from fairseq_lrpe.experiments.definition.table_settings import Row
+from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.ops.decay import is_constant, is_of_features
 
+TOKEN_POSITIONS = "token positions"
+RELATIVE = ("decay", "relative, in q and k", "relative, in scores")
+"""Kinds of encodings whose scores depend on query, key and distance only."""
 NORMS = {
     "denominator": "Divides by the sum of the weights.",
     "content": "Divides by the sum of the weights of the unencoded q and k, including a decay.",
     "layernorm": "Applies a LayerNorm instead of dividing by the sum of the weights.",
     "rmsnorm": "Applies an RMSNorm to each head instead of dividing by the sum of the weights.",
 }
+"""{linear norm: sentence}"""
+
+
+def encoding_kind(method: str) -> str:
+    """Returns how the encoding of a method represents positions."""
+    cls = ENCODINGS[METHODS[method].encoding]
+    if cls.name == "none":
+        return "none" if "token_positions" in METHODS[method].flags else "absolute"
+    if cls.uses_absolute_positions:
+        return "absolute and relative"
+    if issubclass(cls, InputsMixin):
+        return "contextual"
+    if overrides(cls, "log_decay"):
+        return "decay"
+    if cls.decomposable:
+        return "relative, in q and k"
+    return "relative, in scores" if cls.bidirectional else "contextual"
+
+
+def row_kind(row: Row) -> str:
+    if row.method not in METHODS:  # a published row without a method, or fairseq's model
+        return "other"
+    return TOKEN_POSITIONS if "train.token_positions" in row.changes else encoding_kind(row.method)
 
 
 def effect(module: SelfAttention, attention: str) -> str:
