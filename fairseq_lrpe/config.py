@@ -60,6 +60,10 @@ class _SharedConfig(FairseqDataclass):
         "number of keys to which a query attends in the layers with --encoding, given --encoding-interval, "
         "in causal softmax attention (0: all keys)",
     )
+    drop_encoding: bool = flag(
+        False,
+        "load checkpoints of models with an encoding into this model without one, to continue their training",
+    )
     linear_norm: str = flag(
         "denominator",
         "normalization of linear attention: division by the sum of the weights (denominator) or by that of "

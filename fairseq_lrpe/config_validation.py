@@ -42,6 +42,10 @@ def check_part(cfg, part: str, **shared) -> None:
     """
     if getattr(cfg, f"{part}_xformers_att_config", None):
         raise UserError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
+    if cfg.drop_encoding and cfg.encoding != "none":
+        raise UserError(
+            f"--drop-encoding requires a model without an encoding, not {cfg.encoding}: pass --encoding none"
+        )
     part_flags = part_config(cfg, part)
     layers = max(1, getattr(cfg, f"{part}_layers"))
     shared |= {

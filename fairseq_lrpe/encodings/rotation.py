@@ -1,5 +1,6 @@
 """Base class of encodings that rotate features, and the scaling of their angles."""
 
+import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import ENCODINGS, Encoding
@@ -102,3 +103,5 @@ def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
         )
     for encoding in encodings:
         encoding.rope_scaling = scaling
+        if scaling is not None and scaling.divisors:
+            encoding.position_table(torch.zeros(1, encoding.num_heads, 1, encoding.head_dim), 0)  # raises

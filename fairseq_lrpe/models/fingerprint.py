@@ -22,8 +22,9 @@ class MethodFingerprint(nn.Module):
 
     def __init__(self, cfg):
         super().__init__()
-        options = encoding_options(ENCODINGS[cfg.encoding])
-        self.defaults = {option_flag(cfg.encoding, name): value for name, value in options.items()}
+        self.defaults = _default_options(cfg.encoding)
+        if cfg.encoding_interval:
+            self.defaults |= _default_options(cfg.interval_encoding)
         encoded = json.dumps(method_flags(cfg), sort_keys=True).encode()
         self.register_buffer("version", torch.tensor(list(encoded)))
 
@@ -37,6 +38,36 @@ class MethodFingerprint(nn.Module):
                 f"({_format(self.version)}): pass the --arch and flags of the checkpoint, or a new --save-dir"
             )
         super()._load_from_state_dict({f"{prefix}version": self.version}, prefix, *args)
+
+
+def without_encoding(state_dict: dict, model: nn.Module) -> dict:
+    """Returns a state dict without the parameters and flags of encodings in attention.
+
+    A fingerprint in the state dict is replaced by that of the model if they differ in the encoding only.
+
+    Args:
+        state_dict: the state dict of a model with any encoding.
+        model: a model without an encoding.
+    """
+    kept = {key: value for key, value in state_dict.items() if ".encoding." not in key}
+    for name, module in model.named_modules():
+        key = f"{name}.version"
+        if isinstance(module, MethodFingerprint) and key in kept:
+            stored = _flags(kept[key])
+            encodings = {stored["encoding"], stored.get("interval_encoding", "none")}
+            dropped = {"encoding", "encoding_interval", "interval_encoding", "encoding_window"}
+            for encoding in encodings & set(ENCODINGS):
+                dropped |= _default_options(encoding).keys()
+            rest = {flag: value for flag, value in stored.items() if flag not in dropped}
+            if rest | {"encoding": "none"} == _flags(module.version):
+                kept[key] = module.version
+    return kept
+
+
+def _default_options(encoding):
+    """Returns {flag: default} of the options of an encoding."""
+    options = encoding_options(ENCODINGS[encoding])
+    return {option_flag(encoding, name): value for name, value in options.items()}
 
 
 def _flags(version):

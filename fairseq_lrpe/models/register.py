@@ -15,6 +15,7 @@ from fairseq_lrpe.config_validation import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models.argument_validation import check_machine, check_shared_encoding, check_task
 from fairseq_lrpe.models.compilation import check_compilation, compile_layers
+from fairseq_lrpe.models.fingerprint import without_encoding
 from fairseq_lrpe.utils.cli import file_errors
 from fairseq_lrpe.utils.errors import UserError
 
@@ -65,12 +66,15 @@ def _register(family, arch, model_cls, config_cls, flags, source):
     def build_model(cls, args, task):
         cls.check(args)
         built = super(model, cls).build_model(args, task)
+        built.drops_encoding = args.drop_encoding
         compile_layers(built, args.compile)
         return built
 
-    def load_state_dict(self, *args, **kwargs):
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        if self.drops_encoding:
+            state_dict = without_encoding(state_dict, self)
         try:
-            return super(model, self).load_state_dict(*args, **kwargs)
+            return super(model, self).load_state_dict(state_dict, *args, **kwargs)
         except RuntimeError as error:  # the message is a title, followed by lines with mismatched parameters
             reason = str(error).splitlines()[1].strip().removesuffix(".")
             raise UserError(

@@ -196,7 +196,8 @@ def none(encoding, q, k, i, j, h):
 
 
 def rope(encoding, q, k, i, j, h):
-    return (rotated(q, rope_angles(i)) * rotated(k, rope_angles(j))).sum(-1), 0
+    theta = getattr(encoding, "base", 10000) ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+    return (rotated(q, i * theta) * rotated(k, j * theta)).sum(-1), 0
 
 
 def p_rope(encoding, q, k, i, j, h):
@@ -336,6 +337,7 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     *(("huang", {"method": method, "k": 3}, {}) for method in (1, 2, 3, 4)),
     ("none", {}, {}),
     ("rope", {}, {}),
+    ("rope", {"base": 500000.0}, {}),
     ("p_rope", {}, {}),
     ("p_rope", {"p": 1.0}, {}),
     ("fope", {"max_positions": 512}, {}),  # one of two frequencies is 0

@@ -240,6 +240,8 @@ WRONG = [  # (encoding, options, part of the message)
     ),
     ("rope_mixed", {"axes": 2}, "must be a multiple of 4 in an image, not 6"),
     ("axial_rope", {"axes": 2}, "by 2 coordinates: head_dim must be a multiple of 4, not 6"),
+    ("rope", {"base": 1.0}, "rope needs a base above 1, such as 10000, not 1.0"),
+    ("fox_rope", {"base": float("nan")}, "fox_rope needs a base above 1, such as 10000, not nan"),
     ("axial_rope", {"base": 0.5}, "axial_rope needs a base of at least 1, not 0.5"),
     (
         "selective_rope",

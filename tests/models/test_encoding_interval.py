@@ -108,6 +108,7 @@ def test_log_scale():
     ("softmax_lm_rope", "--encoding-window 8", "--encoding-window requires --encoding-interval"),
     ("softmax_lm_rope", "--encoding-interval 2 --randomized-positions 64",
      "does not support --encoding-interval"),
+    ("linear_lm_rope", "--drop-encoding", "requires a model without an encoding, not rope: pass --encoding"),
     ("softmax_lm_rope", "--log-scale-length 8", "is an option of the encoding 'log_scale'"),
     ("softmax_lm_rope", "--encoding-interval 2 --interval-encoding log_scale --log-scale-length 0",
      "log_scale needs a length of at least 1"),
@@ -115,6 +116,23 @@ def test_log_scale():
 def test_invalid_flags(arch, flags, message, data_bin, tmp_path):
     words = train_flags(data_bin, arch, tmp_path / "save", "--max-update", 1, *flags.split())
     assert_rejected(train_here(*words), message, tmp_path / "save")
+
+
+def test_training_continues_without_the_encoding(train, tmp_path):
+    """The weights are those of the checkpoint; other flags of the method must be equal."""
+    succeeded(train("linear_lm_tmlr_type1", tmp_path / "a", "--max-update", 2))
+    checkpoint = tmp_path / "a/checkpoint_last.pt"
+    flags = ["--finetune-from-model", checkpoint, "--max-update", 1, "--lr", 0, "--linear-norm", "layernorm"]
+    refused = train("linear_lm", tmp_path / "b", *flags)
+    assert refused.returncode and "the checkpoint's method" in refused.stderr
+    refused = train("linear_lm", tmp_path / "c", *flags[:-2], "--drop-encoding")
+    assert refused.returncode and "the checkpoint's method" in refused.stderr
+    succeeded(train("linear_lm", tmp_path / "d", *flags, "--drop-encoding"))
+    before = load_last_checkpoint(tmp_path / "a")["model"]
+    after = load_last_checkpoint(tmp_path / "d")["model"]
+    assert not any(".encoding." in key for key in after)
+    for key, value in after.items():
+        assert key == "decoder.method.version" or value.equal(before[key])
 
 
 def test_training_and_another_interval(train, tmp_path):

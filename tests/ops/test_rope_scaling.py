@@ -54,9 +54,9 @@ every = pytest.mark.parametrize("scaling", CASES, ids=str)
 LENGTH = 500
 
 
-def scaled(scaling, theta, width, length=LENGTH):
+def scaled(scaling, theta, width, length=LENGTH, base=10000.0):
     current = scaling.at_length(length)
-    return theta if current is None else current.scale(theta, width)
+    return theta if current is None else current.scale(theta, width, base)
 
 
 @every
@@ -98,7 +98,8 @@ def test_angle_of_zero(scaling):
 def test_factor_one_changes_nothing():
     theta = rotary_angles("a", 16, 32, 512)
     for name in SCALINGS:
-        scaling = RopeScaling(name, 1, 64).at_length(64)
+        divisors = (1.0,) * 16 if name == "longrope" else None
+        scaling = RopeScaling(name, 1, 64, divisors).at_length(64)
         if scaling is not None:
             assert_same(scaling.scale(theta, 32), theta, 1e-15)
             assert scaling.attention_factor == 1
@@ -106,14 +107,21 @@ def test_factor_one_changes_nothing():
     assert RopeScaling("yarn", 4, 64).attention_factor == pytest.approx(0.1 * math.log(4) + 1, rel=1e-15)
 
 
+def divisors_of(count):
+    return tuple(1 + t / 4 for t in range(count))
+
+
+@pytest.mark.parametrize("base", [10000, 500000])
 @pytest.mark.parametrize("d", [16, 64, 128])
-@every
-def test_definitions_of_hugging_face(scaling, d):
+@pytest.mark.parametrize("scaling", [*CASES, "longrope"], ids=str)
+def test_definitions_of_hugging_face(scaling, d, base):
     pytest.importorskip("transformers")
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    base, factor, length = 10000, scaling.factor or 1, scaling.original_length or 77
+    if scaling == "longrope":
+        scaling = RopeScaling("longrope", 4, 128, divisors_of(d // 2))
+    factor, length = scaling.factor or 1, scaling.original_length or 77
     values, kind = {"rope_type": scaling.type, "factor": float(factor)}, scaling.type
     if kind == "ntk":  # the base of their dynamic type at the length factor · M
         values |= {"rope_type": "dynamic", "factor": 1.0}
@@ -123,13 +131,19 @@ def test_definitions_of_hugging_face(scaling, d):
     if kind == "llama3":
         values |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
         values["original_max_position_embeddings"] = length
+    if kind == "longrope":
+        divisors = list(scaling.divisors)
+        values |= {"long_factor": divisors, "short_factor": divisors}
+        values["original_max_position_embeddings"] = length
     config = LlamaConfig(
         hidden_size=2 * d, num_attention_heads=2, rope_theta=base, max_position_embeddings=length
     )
     config.rope_scaling = values
     theirs, attention_factor = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=current)
-    theta = rotary_angles("a", d // 2, d, 512)
-    torch.testing.assert_close(scaled(scaling, theta, d) / theta, theirs.double() / theta, rtol=0, atol=1e-6)
+    theta = rotary_angles("a", d // 2, d, 512, None, base)
+    ours = scaled(scaling, theta, d, base=base)
+    torch.testing.assert_close(ours / theta, theirs.double() / theta, rtol=0, atol=1e-6)
+    assert rotary_angles("a", d // 2, d, 512, scaling.at_length(LENGTH), base).equal(ours)
     assert scaling.attention_factor == pytest.approx(attention_factor, abs=1e-12)
 
 
@@ -139,9 +153,16 @@ def test_texts():
     assert RopeScaling.parse("yarn:3", factor=2, original_length=64) == RopeScaling("yarn", 3, 64)
     assert RopeScaling.parse("dynamic", factor=2, original_length=64) == RopeScaling("dynamic", None, 64)
     assert str(RopeScaling("dynamic", None, 64)) == "dynamic:1:64"
-    for scaling in (*CASES, RopeScaling("ntk", 7 / 3)):
+    longrope = RopeScaling("longrope", 4, 512, (1.0, 1 / 3, 4.5))
+    for scaling in (*CASES, RopeScaling("ntk", 7 / 3), longrope):
         again = RopeScaling.parse(str(scaling))
         assert again.at_length(LENGTH) == scaling.at_length(LENGTH) and str(again) == str(scaling)
+
+
+def test_another_number_of_divisors():
+    scaling = RopeScaling("longrope", 4, 128, divisors_of(3))
+    with pytest.raises(ValueError, match="needs 4 divisors, one for each angle, not 3"):
+        scaling.scale(rotary_angles("a", 4, 8, 512), 8)
 
 
 @pytest.mark.parametrize("text, message", [
@@ -155,6 +176,10 @@ def test_texts():
     ("dynamic", "dynamic scaling needs the length in training, such as 512 in dynamic:4:512"),
     ("llama3:4:0", "the length in training must be at least 1, not 0"),
     ("yarn:four", "must be TYPE, TYPE:FACTOR or TYPE:FACTOR:LENGTH, such as yarn:4:512, not 'yarn:four'"),
+    ("longrope:4:128", "longrope scaling, and no other one, needs a divisor for each angle"),
+    ("longrope:4:128:1,0", "the divisors of longrope scaling must be positive, not (1.0, 0.0)"),
+    ("longrope:4:1:1,2", "longrope scaling needs a length in training of at least 2"),
+    ("longrope:4:128:1,b", "must be TYPE, TYPE:FACTOR or TYPE:FACTOR:LENGTH"),
     ("yarn:4:128:1", "must be TYPE, TYPE:FACTOR or TYPE:FACTOR:LENGTH"),
 ])  # fmt: skip
 def test_invalid_texts(text, message):
