@@ -266,8 +266,8 @@ class SelfAttention(nn.Module):
         """Raises a ValueError if this call would draw other noise than the calls that computed the state."""
         if self.training and self.encoding.draws_noise and (state is not None or return_state):
             raise ValueError(
-                f"{self.encoding.name} draws other noise in each call in training, which a state does not "
-                "contain: call eval(), or pass the whole sequence without a state"
+                f"{self.encoding.name} draws new noise in each call in training mode, but a state needs the "
+                "same noise: call eval(), or pass the whole sequence without a state"
             )
 
     def _concat(self, parts):

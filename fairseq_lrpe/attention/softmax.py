@@ -21,7 +21,7 @@ _MAX_BIAS_ELEMENTS = 2**21
 """Maximum number of scores per block of a sequence of more than 1,024 positions."""
 
 _HAS_SAFE_SOFTMAX = hasattr(torch, "_safe_softmax")
-"""Whether scaled_dot_product_attention returns 0 for queries without visible keys, not NaN (torch 2.5)."""
+"""Whether scaled_dot_product_attention returns 0, not NaN, for queries without keys (since torch 2.5)."""
 
 _MIN_FLASH_KEYS = 512
 """Number of keys from which values are padded to the width of wider q and k, in training on a CPU.

@@ -45,8 +45,8 @@ class MultiheadSelfAttention(SelfAttention):
 
         Args:
             query: inputs (B, L, E).
-            key: the same tensor.
-            value: the same tensor.
+            key: the same tensor as ``query``.
+            value: the same tensor as ``query``.
             key_padding_mask: (B, L), True or -inf at padding.
             need_weights: must be False.
             attn_mask: the causal mask (L, L), True or -inf at keys after their query, or None; only in causal

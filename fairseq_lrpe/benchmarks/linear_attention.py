@@ -191,7 +191,7 @@ def main(arguments: list[str] | None = None) -> None:
             plot(by_name, args.plot)
             print(f"plot: {args.plot}")
         else:
-            print("no plot: it draws lines over --lengths, of which there is one")
+            print("no plot, which needs more than one of --lengths")
         report_decoding(args)
 
 

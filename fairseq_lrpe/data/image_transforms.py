@@ -33,9 +33,9 @@ RESIZE_RATIO = 256 / 224
 """Shorter side of the resized image, relative to the side of its center crop, in evaluation."""
 
 Box = tuple[int, int, int, int]
-"""Left, top, right and bottom."""
+"""Left, top, right and bottom of a rectangle, in pixels."""
 Region = tuple[slice, slice]
-"""Rows and columns."""
+"""Rows and columns of a rectangle in an image."""
 
 
 def log_uniform(limits: tuple[float, float], rng: np.random.Generator) -> float:
@@ -99,7 +99,7 @@ def to_tensor(image: "Image") -> Tensor:
 
 
 def normalize(pixels: Tensor) -> Tensor:
-    """Returns (B, 3, height, width) floats (byte / 255 - MEAN) / STD for (B, height, width, 3) bytes."""
+    """Returns (byte / 255 - MEAN) / STD (B, 3, height, width) in float32 for bytes (B, height, width, 3)."""
     mean, std = mean_std_255(pixels.device)
     # Permuting bytes is faster than permuting floats.
     return pixels.permute(0, 3, 1, 2).contiguous().to(torch.float32).sub_(mean).div_(std)

@@ -28,12 +28,12 @@ def binarized(names: Iterable[str]) -> list[str]:
 
 
 def text(splits: Iterable[str]) -> list[str]:
-    """Returns the files of monolingual text, written by ``fairseq-preprocess --only-source``."""
+    """Returns the names of the files of monolingual text, written by ``fairseq-preprocess --only-source``."""
     return ["dict.txt", *binarized(splits)]
 
 
 def translation(splits: Iterable[str], source: str, target: str) -> list[str]:
-    """Returns the files of translation data, written by ``fairseq-preprocess``."""
+    """Returns the names of the files of translation data, written by ``fairseq-preprocess``."""
     names = []
     for split in splits:
         names.append(f"{split}.{source}-{target}.{source}")
@@ -42,12 +42,12 @@ def translation(splits: Iterable[str], source: str, target: str) -> list[str]:
 
 
 def sentences(splits: Iterable[str]) -> list[str]:
-    """Returns the files that every GLUE task for sentence_prediction has, without those of its labels."""
+    """Returns the names of the files of a GLUE task for sentence_prediction, without those of labels."""
     return ["rows.json", "input0/dict.txt", *binarized(f"input0/{split}" for split in splits)]
 
 
 def questions(splits: Iterable[str]) -> list[str]:
-    """Returns the files of answers, contexts and questions for the task ``question_generation``."""
+    """Returns the names of the files of sources and questions for the task ``question_generation``."""
     return ["vocab.txt", PREPARATION, *translation(splits, "source", "question")]
 
 
@@ -61,12 +61,12 @@ def raw_text(data: Path, splits: Iterable[str], columns: Iterable[str]) -> list[
 
 
 def classified(splits: Iterable[str], inputs: int) -> list[str]:
-    """Returns the files of labeled texts, ``inputs`` per row, for ``classification``."""
+    """Returns the names of the files of rows of ``inputs`` labeled texts, for the task ``classification``."""
     return ["dict.txt", *labeled(splits, inputs)]
 
 
 def labeled(splits: Iterable[str], inputs: int = 1) -> list[str]:
-    """Returns the files of labeled inputs without a dictionary, as for ``image_classification``."""
+    """Returns the names of the files of labeled inputs without a dictionary, such as images."""
     names = []
     labels = []
     for split in splits:

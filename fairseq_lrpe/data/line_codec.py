@@ -1,4 +1,4 @@
-"""Tokenization of lines of text as data_prep tokenizes corpora without labels, and its inverse.
+"""Tokenization of lines of text as in data_prep's corpora without labels, and detokenization.
 
 :func:`load` returns the codec of a data folder. Encoding and then decoding a line restores it, except for
 spaces and for symbols that are not in the dictionary. SentencePiece also normalizes characters (NFKC), such

@@ -15,7 +15,7 @@ class ALiBi(Encoding):
 
     Linear attention multiplies q_i·k_j by e^(−m_h(i−j)) instead. If H is not a power of two, the paper's code
     interpolates between the slopes of powers of two; here the formula is used for every H.
-    ALiBi has no parameters. It costs O(L²) additions in softmax attention, and little in linear attention.
+    ALiBi has no parameters. The cost is O(L²) additions in softmax attention, and little in linear attention.
     """
 
     def log_decay(self, context: Context = START) -> Tensor | None:

@@ -50,7 +50,7 @@ class Encoding(Traits, Float32Parameters):
     """Whether q and k are encoded independently of each other, which linear attention requires."""
 
     bidirectional = True
-    """Whether attention may be not causal; by default False if ``log_decay`` is overridden."""
+    """Whether the encoding supports attention that is not causal; False if it overrides ``log_decay``."""
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)

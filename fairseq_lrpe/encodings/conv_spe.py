@@ -28,9 +28,9 @@ _MAX_INDEXED_POSITIONS = 4096
 class ConvSPE(GatedSPE):
     """Multiplies q and k by convolved noise, so that expected scores depend on positions only by i − j.
 
-    This is gated ConvSPE with R = d realizations (Liutkus et al. 2021, Sec. 3.2, and its public code,
-    aliutkus/spe, src/pytorch/spe/spe.py). With kernels u = kernel_q and w = kernel_k of P positions, and
-    g = sigmoid(gate), feature n of a query is multiplied by row n of a matrix (d, R), and the rows are added:
+    The encoding is gated ConvSPE with R = d realizations (Liutkus et al. 2021, Sec. 3.2, and its public code,
+    aliutkus/spe, src/pytorch/spe/spe.py). With kernels u = kernel_q and w = kernel_k of P positions, and g =
+    sigmoid(gate), feature n of a query is multiplied by row n of a matrix (d, R), and the rows are added:
 
         q̂_i = Σ_n q_in (√(1−g_n) Σ_p u_np Z_{n,i+p} + √g_n Z'_n),   0 ≤ p < P.
 

@@ -30,10 +30,10 @@ class FIRE(ScoresMixin, Encoding):
     """Adds f(ψ(|i−j|) / ψ(max(T, i))), ψ(x) = log(c x + 1), to the scaled scores (Li et al. 2024, Sec. 3).
 
     f is a perceptron 1 → ``width`` → H with ReLU. Its output layer has no bias, which would shift all scores
-    of a query equally. c and the threshold T, the paper's L, are learned. They are initialized to 0.1 and to
-    the option ``threshold``, and kept positive by taking absolute values; 10⁻⁶ is added to the denominator,
-    as in the authors' listing. The paper's threshold is 512, a quarter of its 2,048 positions. The initial
-    threshold is stored in the checkpoint, so that evaluations at other lengths use the same threshold.
+    of a query equally. c and the threshold T, the paper's L, are learned. The initial values are 0.1 and the
+    option ``threshold``; absolute values keep both positive; 10⁻⁶ is added to the denominator, as in the
+    authors' listing. The paper's threshold is 512, a quarter of its 2,048 positions. The initial threshold is
+    stored in the checkpoint, so that evaluations at other lengths use the same threshold.
 
     i is the query's absolute position. For queries up to T, f depends on the distance only and is computed
     for each distance. For later queries, f is computed for each pair, which takes O(width · L²) time for the

@@ -35,7 +35,8 @@ class FoPE(TableEncoding):
 
     A score depends on the absolute positions, because products of different frequencies do. The method's
     linear attention has a LayerNorm instead of a denominator, which these products make negative. The
-    encoding has no parameters. It takes O(L d) time for each row of the batch, and O(L d² H) time for f.
+    encoding has no parameters. Encoding takes O(L d) time for each row of the batch, and computing f takes
+    O(L d² H) time.
 
     Raises:
         ValueError: for an odd head dimension, a negative σ or a negative length.

@@ -7,7 +7,7 @@ from fairseq_lrpe.utils.suggest import check_choice
 
 @register_encoding(
     "lfhc",
-    k="LFHC's maximum of a distance divided by the layer number; there are 2k + 1 vectors",
+    k="maximum k of LFHC's distances after division by the layer number; there are 2k + 1 vectors",
     rounding="how LFHC rounds a distance divided by the layer number: away (from zero) or floor (as in its "
     "paper's formula)",
     per_head="use separate LFHC vectors for each head",

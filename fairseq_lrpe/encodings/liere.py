@@ -15,7 +15,7 @@ from fairseq_lrpe.ops.position_index import PositionIndex, as_positions, coordin
 from fairseq_lrpe.ops.precision import sum_dtype
 
 _BLOCK_SIZE = 64
-"""Number of positions of a block, whose rotations are that of its first position times those of 0 to 63."""
+"""Number of positions t of a block that starts at s, where exp((s + t) A) is exp(s A) exp(t A)."""
 
 
 @register_encoding(

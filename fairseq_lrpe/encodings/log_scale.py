@@ -16,10 +16,10 @@ from fairseq_lrpe.ops.position_index import coordinates
 class LogScale(Encoding):
     """Multiplies the query at position s by 1 + f·ln(⌊(s + 1)/N⌋ + 1), with ``factor`` f and ``length`` N.
 
-    It is the temperature of the layers without RoPE in Llama 4, with f = 0.1 and N = 8192 (transformers,
-    modeling_llama4.py), after scalable softmax (Nakanishi 2025): a softmax over more keys stays as sharp as
-    over N of them. In linear attention, a denominator or a norm cancels the factor. The encoding has no
-    parameters.
+    The factor is the temperature of the layers without RoPE in Llama 4, with f = 0.1 and N = 8192
+    (transformers, modeling_llama4.py), after scalable softmax (Nakanishi 2025): a softmax over more than N
+    keys stays as sharp as one over N keys. In linear attention, a denominator or a norm cancels the factor.
+    The encoding has no parameters.
 
     Raises:
         ValueError: if the length is below 1, or the factor is negative.

@@ -39,8 +39,9 @@ class Traits:
 class ScoresMixin:
     """Mixin for encodings that compute the scores of softmax attention, or data that all blocks share.
 
-    Softmax attention computes scores for one block of queries at a time. It calls :meth:`prepare` once, and
-    then :meth:`scores` for each block. If that returns None, the scores are scale·q·kᵀ + bias.
+    Softmax attention computes scores for one block of queries at a time. First, :meth:`prepare` is called
+    once, and then :meth:`scores` for each block. If ``scores`` returns None, the scores are scale·q·kᵀ +
+    bias.
     """
 
     log_weights = False

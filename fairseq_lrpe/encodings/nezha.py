@@ -14,9 +14,9 @@ class NEZHA(Shaw):
     cos(x / 10000^(2t/d)), interleaved, t = 0, 1, .., where d is the head dimension. The default k is that of
     the public models (huawei-noah/Pretrained-Language-Model, NEZHA-PyTorch, ``max_relative_position``).
 
-    The public code (``modeling_nezha.py``) uses x + k instead of the paper's x. This rotates each pair of
-    features of all vectors by the same angle, which is equivalent to rotating the learned projections of
-    queries, keys, values and outputs. The cost is that of ``shaw``; there are no parameters.
+    The public code (``modeling_nezha.py``) uses x + k instead of the paper's x. This addition rotates each
+    pair of features of all vectors by the same angle, which is equivalent to rotating the learned projections
+    of queries, keys, values and outputs. The cost is that of ``shaw``; there are no parameters.
 
     Raises:
         ValueError: for k below 1.

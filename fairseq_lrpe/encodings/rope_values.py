@@ -10,7 +10,7 @@ from fairseq_lrpe.encodings.rope import BASE_HELP, RoPE
 
 @register_encoding("rope_values", base=BASE_HELP)
 class RoPEValues(ValuesMixin, RoPE):
-    """RoPE that also rotates v at position s by +s (Su 2021, survey of position encodings, after Eq. 17).
+    """RoPE that also rotates the values by their positions (Su 2021, survey, after Eq. 17).
 
     The output is o_i = Σ_j a_ij RoPE(v_j, j). Scores are relative, as with RoPE, but the output also depends
     on the absolute positions of the keys; RoPER rotates the output back by the position of the query. The

@@ -10,7 +10,7 @@ from fairseq_lrpe.encodings.rope import BASE_HELP, RoPE
 
 @register_encoding("roper", base=BASE_HELP)
 class RoPER(ValuesMixin, RoPE):
-    """RoPE that also rotates v at position s by +s, and the output by −s (Harik and Jayasiri 2022).
+    """RoPE that also rotates values by their positions, and outputs back (Harik and Jayasiri 2022).
 
     The output is o_i = Σ_j a_ij RoPE(v_j, j−i), so that values encode their distance to the query. The
     encoding has no parameters and takes O(L d) time.

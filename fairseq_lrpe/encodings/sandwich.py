@@ -15,9 +15,10 @@ WIDTH = 128
 class Sandwich(DistanceBias):
     """Adds H/(8h) Σ_m cos((i−j) / 10000^(2m/128)), m < 64, h = 1..H, to the scaled scores (Chi et al. 2023).
 
-    The sum is the product of two sinusoidal position embeddings of width 128. It is divided by 8h/H, the
-    exponents of ALiBi's slopes. The encoding has no parameters. Its cost is that of :class:`DistanceBias`,
-    with 64 cosines for each distance. The frequencies start at 1, as in the listing of the paper.
+    The sum is the product of two sinusoidal position embeddings of width 128. The sum is divided by 8h/H, the
+    exponent of ALiBi's slope of head h. The encoding has no parameters. Its cost is that of
+    :class:`DistanceBias`, with 64 cosines for each distance. The frequencies start at 1, as in the listing of
+    the paper.
     """
 
     def values(self, distance: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ _INIT_STD = 0.02
 class SelectiveRoPEGLA(FeatureGate, SelectiveRoPE):
     """Rotates by selective RoPE and decays each feature by GLA's gates (Movahedi et al. 2025).
 
-    It is the main model of the paper. As in the authors' code (timurcarstensen/selective-rope), angles have
-    rank 32 and an input that is normalized per head, all weights are initialized from N(0, 0.02²), and gates
-    apply to the rotated features. The method has no feature map, q/√d and an RMSNorm of each head, like the
-    authors' layer, whose output gate is not included.
+    The encoding is that of the paper's main model. As in the authors' code (timurcarstensen/selective-rope),
+    angles have rank 32 and an input that is normalized per head, all weights are initialized from N(0,
+    0.02²), and gates apply to the rotated features. The method has no feature map, q/√d and an RMSNorm of
+    each head, like the authors' layer, whose output gate is not included.
 
     The two features of a pair have different gates, which do not commute with the rotation. Unlike with
     selective RoPE alone, the score of a query and a key therefore also depends on the sum of the angles

@@ -21,8 +21,8 @@ class GatedSPE(ShiftMixin, Encoding):
     the constant part in the expected scores.
 
     Standard normal noise has one row of R = d realizations per feature, and is shared by q, k and the batch.
-    It is drawn in each forward pass in training, and fixed otherwise, so that all decoding steps use the same
-    noise.
+    The noise is drawn in each forward pass in training, and fixed otherwise, so that all decoding steps use
+    the same noise.
     """
 
     draws_noise = True
@@ -34,7 +34,7 @@ class GatedSPE(ShiftMixin, Encoding):
 
     @property
     def noise(self) -> Tensor:
-        """The fixed noise (draws, H, d, R)."""
+        """The fixed noise (draws, H, d, R) of all calls outside of training."""
         options = {"device": self.gate.device, "dtype": self.gate.dtype}
         return constant(normal_noise, self.layer, *self.noise_shape, **options)
 
@@ -65,8 +65,8 @@ class GatedSPE(ShiftMixin, Encoding):
 class SPE(GatedSPE):
     """Multiplies q and k by sines and noise, so that expected scores depend on positions only by i − j.
 
-    This is gated SineSPE with one sine and R = d realizations (Liutkus et al. 2021, Sec. 3.2, and its public
-    code). With f = sigmoid(freqs)/2, o = offsets and g = sigmoid(gate), queries are encoded as
+    The encoding is gated SineSPE with one sine and R = d realizations (Liutkus et al. 2021, Sec. 3.2, and its
+    public code). With f = sigmoid(freqs)/2, o = offsets and g = sigmoid(gate), queries are encoded as
 
         q̂_i = (q_i ⊙ cos φ_i) Z₁ + (q_i ⊙ sin φ_i) Z₂ + q_i Z₃,   φ_i = 2πfi + o,
 

@@ -13,9 +13,9 @@ from fairseq_lrpe.encodings.stick_breaking import StickBreaking
 class StickBreakingNorm(ValuesMixin, StickBreaking):
     """Stick-breaking attention whose outputs are normalized per head (Tan et al. 2025).
 
-    Its weights sum to less than 1, and to more for later queries, so that outputs grow with the position. As
-    in the trained models of the authors (IBM/dolomite-engine, stickbreaking_attention.py), a GroupNorm with
-    one group for each head, before the output projection, makes their sizes equal.
+    The weights of stick-breaking sum to less than 1, and to more for later queries, so that outputs grow with
+    the position. As in the trained models of the authors (IBM/dolomite-engine, stickbreaking_attention.py), a
+    GroupNorm with one group for each head, before the output projection, makes their sizes equal.
 
     The parameters ``norm.weight`` and ``norm.bias`` are (E,).
     """

@@ -23,9 +23,9 @@ def sinusoids(distance: Tensor, width: int) -> Tensor:
 class XL(ScoresMixin, Encoding):
     """Adds (q_i·W_r R_{i−j} + u·k_j + v·W_r R_{i−j}) / √d to the scaled scores (LFHC paper Eqs. 6-8).
 
-    R is sinusoidal, with interleaved sines and cosines, of the model's width E = H·d. W_r (E, E) maps it to d
-    features per head; u and v are (H, d) (Dai et al. 2019).
-    The product of q with the R of L distances (2L if not causal) takes O(L²·d) time.
+    R is sinusoidal, with interleaved sines and cosines, of the model's width E = H·d. W_r (E, E) maps R to d
+    features per head; u and v are (H, d) (Dai et al. 2019). The product of q with the R of L distances (2L if
+    not causal) takes O(L²·d) time.
     """
 
     decomposable = False

@@ -21,8 +21,8 @@ class XPos(RoPE):
     ζ_t is (t/(d/2) + γ)/(1 + γ), t < d/2; γ, ``gamma``, is 0.4 in the paper. The paper multiplies q_i by ζ^i
     and k_j by ζ^−j, which overflows float32 after about 70 positions; here the factors are computed relative
     to the middle of a block of queries or of a chunk. The public code uses ζ^((i−j)/512), which is
-    ``scale_base`` 512. The encoding has no parameters. It takes O(L d) time in linear attention, and O(L² d)
-    time in softmax attention, which cannot use torch's fused kernels.
+    ``scale_base`` 512. The encoding has no parameters. The cost is O(L d) in linear attention, and O(L² d) in
+    softmax attention, which cannot use torch's fused kernels.
 
     Raises:
         ValueError: if ``gamma`` is not positive, ``scale_base`` is below 1, or head_dim is odd.

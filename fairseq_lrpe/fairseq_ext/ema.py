@@ -1,4 +1,4 @@
-"""fairseq's exponential moving average of a model (``--store-ema``), corrected."""
+"""fairseq's exponential moving average of a model (``--store-ema``), with corrections."""
 
 from types import SimpleNamespace
 

@@ -100,7 +100,7 @@ def batches_of_epoch(iterator, settings, state) -> list:
 
 
 def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
-    """Returns the batches of this process: those that are left of an epoch resumed with other batches."""
+    """Returns the batches of this process in an epoch, or in the rest of a resumed epoch."""
     rest = getattr(self, "rest", None)
     if not rest or rest["epoch"] != epoch:
         return ordered(self, epoch, fix_batches_to_gpus, shuffle)

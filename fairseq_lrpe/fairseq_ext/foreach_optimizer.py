@@ -1,8 +1,8 @@
 """fairseq's Adam and half-precision optimizer in few operations, with the same results bit for bit.
 
 fairseq starts about seven operations for each parameter in a step of Adam, and two copies for each parameter
-with --fp16 or --bf16. Starting them takes a GPU longer than executing them. torch's ``_foreach`` operations
-process the tensors of all parameters together.
+with --fp16 or --bf16. On a GPU, starting these operations takes longer than executing them. torch's
+``_foreach`` operations process the tensors of all parameters together.
 """
 
 import math
@@ -67,7 +67,7 @@ def _count_steps(optimizer, group):
 
 
 def _parts(parameters):
-    """Splits parameters on a CPU into parts of about CPU_ELEMENTS; a GPU updates all of them together."""
+    """Splits parameters on a CPU into parts of about CPU_ELEMENTS; on a GPU, all parameters are one part."""
     if parameters[0].device.type != "cpu":
         return [parameters]
     parts = []

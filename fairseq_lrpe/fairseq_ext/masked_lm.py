@@ -1,4 +1,4 @@
-"""fairseq's loss of masked language models, computed without reading the number of masks from a GPU."""
+"""fairseq's loss of masked tokens, computed without reading the number of these tokens from a GPU."""
 
 from collections.abc import Callable
 

@@ -138,7 +138,7 @@ def _copy_atomically(source, target, overwrite=False):
 
 
 def _get_buckets(sizes, num_buckets):
-    """Returns the longest sample of each bucket, like fairseq's function of this name."""
+    """Returns the maximum size of the samples of each bucket, like fairseq's function of this name."""
     return np.unique(np.percentile(sizes, np.linspace(0, 100, num_buckets + 1), method="lower")[1:])
 
 
@@ -203,10 +203,10 @@ def _save_on_signal(received, validate_and_save, cfg, trainer, task, epoch_itr, 
 
 
 def _with_blocked_signals(iterate, self):
-    """Starts a DataLoader's workers with blocked ``SAVE_SIGNALS``, so that they run until the checkpoint.
+    """Starts the workers of a DataLoader with blocked ``SAVE_SIGNALS``.
 
-    At exit, multiprocessing would wait for workers that block SIGTERM, so ``_kill_workers`` stops them
-    before.
+    The workers therefore run until the checkpoint is written. At exit, multiprocessing would wait for workers
+    that block SIGTERM, so that ``_kill_workers`` stops them before.
     """
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)  # the last function that is registered is called first

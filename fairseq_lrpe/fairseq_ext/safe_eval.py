@@ -6,7 +6,7 @@ import ast
 def literal(text: str) -> object:
     """Returns the value of a literal, or of sums and products of literals.
 
-    This is sufficient for fairseq's settings, such as "[(512, 3)] * 9 + [(1024, 3)] * 4".
+    Literals are sufficient for fairseq's settings, such as "[(512, 3)] * 9 + [(1024, 3)] * 4".
 
     Raises:
         SystemExit: if ``text`` is any other expression.

@@ -67,7 +67,7 @@ class BatchNormLayer(EncoderLayer):
 
 
 class Inputs(nn.Module):
-    """Replacement for fairseq's token embedding, which maps tokens (B, L) to the encoder's inputs (B, L, E).
+    """Module that maps tokens (B, L) to the encoder's inputs (B, L, E), in place of token embeddings.
 
     Token embeddings are projected if their dimension is not E. With --pixels linear, pixel values are
     normalized by the mean and standard deviation in the data folder's metadata, and projected. Pairs of texts

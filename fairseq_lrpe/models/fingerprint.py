@@ -16,7 +16,8 @@ class MethodFingerprint(nn.Module):
     Several methods have the same parameters, so loading weights into a model of another method would go
     unnoticed. The flags are stored as JSON in an integer buffer, which checkpoint averaging does not change.
 
-    A state dict from before an option of the encoding existed lacks this option, which then has its default.
+    If a model was trained before an option of its encoding existed, the option is missing in its state dict
+    and counts as the default.
     """
 
     def __init__(self, cfg):

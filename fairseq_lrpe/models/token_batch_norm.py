@@ -24,9 +24,9 @@ class TokenBatchNorm(nn.BatchNorm1d):
     """Batch normalization over all tokens (L, B, E) of a batch except padding.
 
     In distributed training, the statistics and the running statistics are those of the tokens of all
-    processes. They are the mean and the variance that one process would compute for the concatenated batch,
-    and gradients flow through them to the inputs of all processes. Each forward pass sums 2E + 1 numbers over
-    the processes, and each backward pass their gradients.
+    processes. These statistics are the mean and the variance that one process would compute for the
+    concatenated batch, and gradients flow through them to the inputs of all processes. Each forward pass sums
+    2E + 1 numbers over the processes, and each backward pass their gradients.
 
     The running statistics of half-precision models are float32.
 

@@ -59,8 +59,8 @@ class Constants:
 
         Args:
             function: a function that creates a tensor on its keyword argument ``device`` and depends on its
-                arguments only, not on the default dtype. It must be the same object in every call, because
-                it is part of the key.
+                arguments only, not on the default dtype. The function must be the same object in every call,
+                because it is part of the key.
             *arguments: arguments of the function, which must be hashable.
             device: device of the result.
             dtype: dtype of the result, by default that of the function's result.

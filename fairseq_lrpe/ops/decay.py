@@ -104,8 +104,8 @@ def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tenso
         k: all keys (B, H, Lk, d); only the shape is used.
 
     Returns:
-        A function with the arguments (rows of q, leading keys of k, position of the first row). It returns
-        the products (B, H, rows, keys), whose entries with j > i are arbitrary, but finite.
+        A function with the arguments (rows of q, leading keys of k, position of the first row). This function
+        returns the products (B, H, rows, keys), whose entries with j > i are arbitrary, but finite.
     """
     log_decay = finite_log_decay(log_decay)
     if not _can_read(log_decay):  # the size of stable blocks depends on values

@@ -11,8 +11,8 @@ _MIN_NORM = 1e-6
 def unit_vectors(x: Tensor) -> Tensor:
     """Returns x / max(‖x‖, 1e-12) for the vectors x (..., d).
 
-    The gradient of a vector is divided by its norm. It is 0 for norms below 1e-6, such as those of tokens
-    that are dropped, whose direction has no meaning: a gradient of 1e12 would end the training.
+    The gradient of a vector is divided by its norm. The gradient is 0 for norms below 1e-6, such as those of
+    tokens that are dropped, whose direction has no meaning: a gradient of 1e12 would end the training.
     """
     if not x.requires_grad:
         return F.normalize(x, dim=-1)

@@ -41,7 +41,7 @@ class PermutationTable(NamedTuple):
 
 
 def permutation_table(permutation: Tensor, offset: int | PositionIndex, length: int) -> PermutationTable:
-    """Returns :func:`permutation_powers` and their inverses."""
+    """Returns the :func:`permutation_powers` at positions, and their inverses."""
     powers = permutation_powers(permutation, offset, length)
     return PermutationTable(powers, inverse_permutation(powers))
 

@@ -252,8 +252,8 @@ def random_position_index(
 ) -> PositionIndex:
     """Returns ``length`` random positions below ``count``, in ascending order (Ruoss et al. 2023).
 
-    All subsets of 0 to ``count`` − 1 of this size are equally likely. They are drawn from torch's random
-    state of the CPU. If ``fixed``, they depend only on ``length`` and ``count``.
+    All subsets of 0 to ``count`` − 1 of this size are equally likely. The positions are drawn from torch's
+    random state of the CPU. If ``fixed``, they depend only on ``length`` and ``count``.
 
     Raises:
         ValueError: if ``length`` exceeds ``count``.

@@ -1,7 +1,7 @@
 """Conversion of tensors indexed by relative distance into matrices indexed by query and key.
 
 No tensor of shape (length, length, width) is formed. The distances r = i − j of a score matrix are listed in
-decreasing order. The list starts with the distance between the last query and key 0. It ends with the
+decreasing order. The list starts with the distance between the last query and key 0, and ends with the
 distance between the first query and the last key, or with 0 if causal, plus one unused entry that allows
 :func:`relative_shift` to return a view. The total number of entries, W, is Lq + Lk, or q_offset + Lq + 1 if
 causal. If ``q_offset`` is a :class:`PositionIndex`, the distances are its ``distances`` or, by default,
@@ -36,8 +36,8 @@ def distance_table(
     The result is a slice of a table that is cached by function, options, device and dtype.
 
     Args:
-        function: maps distances, an integer tensor (n,), to values (n, ...). It must be the same object in
-            every call, because it is part of the cache key.
+        function: maps distances, an integer tensor (n,), to values (n, ...). The function must be the same
+            object in every call, because it is part of the cache key.
         options: further arguments of ``function``, which must be hashable.
         queries: number of queries Lq.
         keys: number of keys Lk.

@@ -40,8 +40,8 @@ class RopeScaling:
                  √(1 + ln s / ln M) (Ding et al. 2024). Unlike in Hugging Face's code, λ also applies to
                  sequences of at most M positions
 
-    For RoPE, these are the definitions of Hugging Face's ``ROPE_INIT_FUNCTIONS``. They apply to any angles,
-    also to learned and to negative ones.
+    For RoPE, these are the definitions of Hugging Face's ``ROPE_INIT_FUNCTIONS``. The definitions apply to
+    any angles, also to learned and to negative ones.
 
     Args:
         type: one of ``SCALINGS``.

@@ -60,8 +60,8 @@ class MQAR(ItemsProblem):
     The number of pairs N is uniform among the powers of two from ``min_items`` to ``num_items``. The keys
     are different symbols of the first half of the vocabulary without symbol 0, the values of the second half.
     After the 2N symbols of the pairs, the key of query n is at the even offset 2g_n, where the g_n are drawn
-    without replacement by a power law, which prefers short distances; the value follows it and is the answer.
-    All other symbols are random.
+    without replacement by a power law, which prefers short distances; the value follows the key and is the
+    answer. All other symbols are random.
     """
 
     @property

@@ -16,7 +16,7 @@ from fairseq_lrpe.utils.cli import file_errors
 class SequenceDataset(FairseqDataset):
     """Base class of language modeling datasets, whose items are (index, tokens).
 
-    All tokens except the first are predicted, which are at most ``length`` tokens.
+    All tokens except the first are predicted; an item has at most ``length`` predicted tokens.
     """
 
     length: int

@@ -78,7 +78,7 @@ class GeneratedDataset(SequenceDataset):
         return index, torch.stack([tokens, target])
 
     def collater(self, samples):
-        """Returns a batch, in which targets that are not predicted, outside of answers, are padding."""
+        """Returns a batch; if only answers are predicted, all other targets are padding."""
         if not samples or not isinstance(self.task.problem, AnswerProblem):
             return super().collater(samples)
         batch = super().collater([(index, pair[0]) for index, pair in samples])

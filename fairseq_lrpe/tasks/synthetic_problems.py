@@ -161,11 +161,13 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
             raise UserError(f"--{size.replace('_', '-')} must be at least 1, not {value}")
     problem = PROBLEMS[name](**values)
     if isinstance(problem, Search) and problem.copied > problem.first:
-        raise UserError(f"--copied {problem.copied} must not exceed --first {problem.first}")
+        raise UserError(f"--copied {problem.copied} must not exceed --first {problem.first}: reduce it")
     if isinstance(problem, Needle) and not problem.haystack:
         raise UserError("needle requires a text: pass --haystack with a folder of binarized text")
     if isinstance(problem, ItemsProblem) and problem.min_items > problem.num_items:
-        raise UserError(f"--min-items {problem.min_items} must not exceed --num-items {problem.num_items}")
+        raise UserError(
+            f"--min-items {problem.min_items} must not exceed --num-items {problem.num_items}: reduce it"
+        )
     if isinstance(problem, MQAR):
         check_mqar(problem)
     if length < problem.min_length:

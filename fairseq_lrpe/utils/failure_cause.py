@@ -116,7 +116,7 @@ def write_error(log: Path) -> OSError | None:
 
 
 def signal_text(lines: list[str], exit_code: int) -> str | None:
-    """Returns the signal that killed the command, or torchrun's first process that failed; else None."""
+    """Returns a line on the signal that killed the command or the first failed process, or None."""
     codes = [exit_code]
     for line in lines:
         if match := FAILED_PROCESS.search(line):

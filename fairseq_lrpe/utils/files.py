@@ -91,7 +91,7 @@ def _entries(folder):
 
 
 def check_regular(path: Path) -> None:
-    """Raises a UserError if a path is a folder, pipe, socket or device, whose content may have no end."""
+    """Raises a UserError if a path is a folder, pipe, socket or device instead of a regular file."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is not a regular file: replace it with a regular file")
 

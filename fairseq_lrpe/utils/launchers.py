@@ -1,6 +1,6 @@
 """Variables of the environment with which launchers (torchrun, SLURM, MPI, clusters) describe a process.
 
-fairseq and torch read these variables, and would start another number of processes than their flags say.
+fairseq and torch read these variables, and would start another number of processes than their own flags say.
 """
 
 import os

@@ -55,6 +55,8 @@ def run_command(
     this process terminates the command.
 
     Args:
+        command: the program and its arguments.
+        log: the file to which the output is appended.
         on_line: callback that receives each line of output.
         environment: environment variables besides those of this process.
         stop: event that terminates the command when it is set, for commands run in threads.

@@ -209,7 +209,7 @@ def test_token_positions_with_too_many_steps(name):
 @pytest.mark.parametrize("name", ["spe", "conv_spe"])
 def test_a_state_in_training_with_noise(attention, name):
     module, x = attention(E, H, name, causal=True).double(), randn(B, 4, E)
-    message = f"{name} draws other noise in each call in training"
+    message = f"{name} draws new noise in each call in training mode"
     refuses(lambda: module(x, return_state=True), message)
     _, state = module.eval()(x, return_state=True)
     refuses(lambda: module.train()(x, state=state), message)

@@ -32,7 +32,7 @@ def test_one_length_is_not_plotted(tmp_path):
     sizes = "--lengths 64 --positions 4 --heads 1 --width 8 --rounds 1 --cpu"
     done = run_here(linear_attention.main, *sizes.split(), "--plot", plot)
     assert done.returncode == 0, done.stderr
-    assert "no plot: it draws lines over --lengths, of which there is one" in done.stdout
+    assert "no plot, which needs more than one of --lengths" in done.stdout
     assert not plot.exists()
 
 

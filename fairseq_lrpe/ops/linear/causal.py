@@ -12,9 +12,9 @@ weighted by γ^(i-m) and those of k_j by γ^(m-j), where m is the middle of the 
 positions replace powers of γ by exponentials of sums of log decays inside the chunk; see
 :func:`fairseq_lrpe.ops.decay.block_products`.
 
-The backward pass processes the chunks in reverse order with the gradient of S_n. It recomputes the products
-inside chunks from q, k and v, but not the S_n, which are stored and together d / C times as large as v.
-This is the form for CPUs; second derivatives use that of :mod:`.all_chunks`.
+The backward pass processes the chunks in reverse order with the gradient of S_n. The backward pass recomputes
+the products inside chunks from q, k and v, but not the S_n, which are stored and together d / C times as
+large as v. This form is used on CPUs; second derivatives use that of :mod:`.all_chunks`.
 """
 
 from functools import partial

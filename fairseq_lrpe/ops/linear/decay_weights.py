@@ -108,8 +108,8 @@ def _shapes(size, length, with_pairs):
 def _distances(size, length, with_pairs, device):
     """Returns the distances (n,) of all weights of chunks, negative for keys after their query.
 
-    They are, in this order, those from the start of a chunk to its rows (a), from its rows to its end (b),
-    between ends of chunks (Γ) and, if ``with_pairs``, between rows of a chunk (W).
+    The distances are, in this order, those from the start of a chunk to its rows (a), from its rows to its
+    end (b), between ends of chunks (Γ) and, if ``with_pairs``, between rows of a chunk (W).
     """
     (_, (chunks, _), (ends, _), *_) = _shapes(size, length, with_pairs)
     rows = torch.arange(1, size + 1, device=device)

@@ -32,8 +32,8 @@ def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tens
     transforms of ``torch.func``, decays of fewer than 16 features or with fewer than 16 values (Triton
     multiplies blocks of at least 16), and on Hopper GPUs with Triton 3.4.0 to 3.7.0, decays of heads that
     vary or are learned, whose gradients are wrong there. The kernels ignore ``chunk_size``, and have no
-    second derivatives. They multiply float32 in TF32 on GPUs that support it, unless the environment variable
-    TRITON_F32_DEFAULT=ieee is set.
+    second derivatives. The kernels multiply float32 in TF32 on GPUs that support TF32, unless the environment
+    variable TRITON_F32_DEFAULT=ieee is set.
 
     Raises:
         ValueError: if the kernels are not installed or cannot run on this device, or for float64.

@@ -1,7 +1,7 @@
 """Triton kernel of causal linear attention and its gradients, which :mod:`.triton_backend` launches.
 
-It computes the output and all gradients, which have the same form: with rows x_i, y_j and z_j, and sums c of
-log decays up to each position,
+The kernel computes the output and all gradients, which have the same form: with rows x_i, y_j and z_j, and
+sums c of log decays up to each position,
 
     o_i = Σ_{j≤i} exp(c_i − c_j) (x_i·y_j + s_i t_j) z_j.
 
@@ -14,9 +14,10 @@ log decays up to each position,
 
 Here, g and g_sums are the gradients of the dividend and of the denominator. A program computes Z columns of
 the rows of a segment of a head, in chunks of C rows. The state in registers is Σ y zᵀ (X, Z), where X is the
-next power of two of the width of x. Before a segment, it is the sum of the initial state and of additions of
-earlier segments, which another launch has stored. In memory, states are Σ k vᵀ (d, dv) and Σ k (d). All sums
-are in float32; products are three products in TF32, which is about as exact.
+next power of two of the width of x. Before a segment, the state is the sum of the initial state and of
+additions of earlier segments, which another launch has stored. In memory, states are Σ k vᵀ (d, dv) and Σ k
+(d). All sums are in float32; each product is computed by three products in TF32, which together are about as
+exact.
 """
 
 import triton
@@ -61,8 +62,8 @@ def _store_state(kv, k_sum, state, vector, row, column, WIDTH: tl.constexpr, VAL
 def _decays(log_decay, start, stride, length, C: tl.constexpr, REVERSED: tl.constexpr):
     """Returns the decays of a chunk.
 
-    These are the weights of rows j of y for rows i of x (C, C), the decays of the state before the chunk for
-    rows of x (C) and of rows of y for the state after it (C), and the sum of the log decays.
+    The decays are the weights of rows j of y for rows i of x (C, C), the decays of the state before the chunk
+    for rows of x (C) and of rows of y for the state after it (C), and the sum of the log decays.
     """
     row = tl.arange(0, C)
     causal = row[:, None] <= row[None, :] if REVERSED else row[:, None] >= row[None, :]
