@@ -101,7 +101,7 @@ def _derived(function, tensor, arguments):
     return result
 
 
-def normal_noise(seed: int, *shape: int, device: torch.device | str = "cpu") -> Tensor:
+def normal_noise(seed: int, *shape: int, device: torch.device | str) -> Tensor:
     """Returns standard normal noise in float32 that depends on the arguments, not on torch's random state.
 
     The noise is drawn on the CPU. An exported or traced program contains it as a constant.

@@ -239,6 +239,27 @@ def test_padding_of_more_keys_than_queries_after_a_memory(attention):
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("padded", [[0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]], ids=str)
+@torch.no_grad()
+def test_calls_without_padding_need_no_mask_while_decoding(attention, padded):
+    """Each of three calls has padding in a row of its own, or no mask."""
+    module = build(attention, "rope")
+    x = torch.randn(L, B, E, dtype=torch.float64)
+    padding = torch.zeros(B, L, dtype=torch.bool)
+    parts = [slice(0, 3), slice(3, 5), slice(5, L)]
+    for number in padded:
+        padding[number, parts[number].start] = True
+    outputs = []
+    state = None
+    for number, part in enumerate(parts):
+        mask = padding[:, part] if number in padded else None
+        out, state = module(x[part], key_padding_mask=mask, state=state, return_state=True)
+        outputs.append(out)
+    expected, _ = module(x, key_padding_mask=padding)
+    assert_same(torch.cat(outputs)[~padding.T], expected[~padding.T])
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
 def test_fewer_keys_than_queries_are_rejected(attention):
     x = torch.randn(5, B, E, dtype=torch.float64)
     with pytest.raises(ValueError, match="at least as many keys as queries, got 4 and 5"):

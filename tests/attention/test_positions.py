@@ -7,6 +7,7 @@ import torch
 from support.pairwise_scores import in_parts
 from support.tensor_sizes import TensorSizes
 from support.tensors import assert_same, perturbed, randn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_lrpe.attention import (
     LinearAttention,
@@ -159,6 +160,17 @@ def test_three_coordinates():
         ("rope", 2, "rope does not support positions with 2 coordinates"),
     ]:
         refuses(lambda n=name, a=axes: SoftmaxAttention(48, 2, n, causal=False, axes=a), message)
+
+
+@pytest.mark.parametrize("mode", [torch.device("meta"), FakeTensorMode()], ids=["meta", "fake"])
+@pytest.mark.parametrize("attention, name", [(LinearAttention, "rope"), (SoftmaxAttention, "alibi")])
+def test_positions_without_values(attention, name, mode):
+    """Their order, their range and the list of their distances are not computed."""
+    with mode:
+        module = attention(E, H, name, causal=True)
+        positions = torch.arange(L)
+        out = module(torch.zeros(B, L, E), position_index=PositionIndex(positions, positions, 10**6))
+    assert out.shape == (B, L, E)
 
 
 LIMITED = [(LinearAttention, "cosformer", {}), (SoftmaxAttention, "cosformer", {})]

@@ -102,6 +102,16 @@ def test_errors_of_the_network_are_retried(owner, name, error, server, tmp_path,
     assert server.requests[-1] == ("/no_range/file", None)
 
 
+def test_only_failed_attempts_are_followed_by_a_wait(server, tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr(fetch, "sleep", waits.append)
+    monkeypatch.setattr(fetch, "WAIT", 3)
+    get(tmp_path / "file", server.url("range"))
+    assert not waits
+    get(tmp_path / "new" / "file", server.url("busy"), server.url("range"))
+    assert waits == [3 * 2**n for n in range(fetch.TRIES - 1)]
+
+
 def test_a_full_disk_is_not_retried(server, tmp_path):
     (tmp_path / "file.part").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):

@@ -1,4 +1,4 @@
-"""Mixins of encodings: a member that attention would never use is refused, in whatever class it is."""
+"""Traits of encodings, and mixins: a member that attention would never use is refused, in whatever class."""
 
 import pytest
 
@@ -13,6 +13,27 @@ PUBLIC = [
     if not name.startswith("_") and name not in vars(Traits)
 ]
 
+# The encodings whose formula has a value of a trait that others do not have.
+EXCEPTIONS = {
+    ("accumulates", True): "cope fox fox_rope gla path path_fox selective_rope selective_rope_fox "
+    "stick_breaking",
+    ("bidirectional", False): "alibi cope fox fox_rope gla lrpe_decay path path_fox retnet selective_rope "
+    "selective_rope_fox stick_breaking xpos",
+    ("decomposable", False): "cope dape deberta fire gaussian gcdf huang kerple lfhc nezha path path_fox "
+    "sandwich shaw stick_breaking t5 tupe xl",
+    ("draws_noise", True): "conv_spe spe",
+    ("multidimensional", True): "liere rope_mixed",
+    ("shared_across_layers", True): "tupe",
+    ("uses_absolute_positions", True): "fire fope rope_values tupe",
+    ("uses_distance_table", True): "dape deberta gaussian gcdf huang kerple lfhc nezha sandwich shaw t5 xl",
+}
+
+
+@pytest.mark.parametrize("trait, value", EXCEPTIONS)
+def test_encodings_with_each_trait(trait, value):
+    found = {name for name, cls in ENCODINGS.items() if getattr(cls, trait) is value}
+    assert found == set(EXCEPTIONS[trait, value].split())
+
 
 @pytest.mark.parametrize("mixin, name", PUBLIC, ids=[name for _, name in PUBLIC])
 def test_member_without_its_mixin(mixin, name):
@@ -21,6 +42,13 @@ def test_member_without_its_mixin(mixin, name):
         type("Mine", (base,), {name: vars(mixin)[name]})
     mine = type("Mine", (mixin, base), {name: vars(mixin)[name]})
     assert issubclass(mine, Encoding)
+
+
+@pytest.mark.parametrize("mixin, name", PUBLIC, ids=[name for _, name in PUBLIC])
+def test_member_with_all_other_mixins(mixin, name):
+    others = tuple(other for other in MIXINS if other is not mixin)
+    with pytest.raises(TypeError, match=rf"Mine\.{name} would never be used.*class Mine\({mixin.__name__}"):
+        type("Mine", (*others, Encoding), {name: vars(mixin)[name]})
 
 
 def test_all_mixins_are_tested_and_used():

@@ -189,3 +189,17 @@ def test_decoding_with_memory(arch, memory, prompt):
     """Decoding after a prompt, even one longer than a segment, equals evaluation by segments."""
     decoder, tokens = build(arch, **memory), words()
     check_decoding(decoder, tokens, in_segments(decoder, tokens, 5), prompt)
+
+
+KEPT = [("softmax_lm_xl", {"memory_length": 7}, True), ("linear_lm_rope", {"memory": "state"}, False)]
+KEPT += [("softmax_lm_rope", {}, False), ("linear_lm_rope", {}, False)]
+
+
+@pytest.mark.parametrize("arch, memory, kept", KEPT)
+@torch.no_grad()
+def test_inputs_that_are_kept_while_decoding(arch, memory, kept):
+    attention = build(arch, **memory).layers[0].self_attn
+    state = {}
+    attention(torch.zeros(1, 2, 32, dtype=torch.float64), incremental_state=state)
+    saved = attention.get_incremental_state(state, "attention")
+    assert (saved.segment_inputs is not None) is kept

@@ -103,6 +103,13 @@ def test_one_file_is_split_by_paragraphs(file, tmp_path, capsys):
                 assert pieces.text(asked[:-1]) == lines(out, f"{split}.question")[i]
 
 
+def test_learned_vocabulary_has_the_characters_that_occur_twice(tmp_path):
+    questions.learn(["ab ab ac"], 20, True, tmp_path / "vocab.txt")
+    learned = set((tmp_path / "vocab.txt").read_text().split())
+    assert {"a", "b", "##b", "ab"} <= learned
+    assert not learned & {"c", "##c", "##a"}
+
+
 def test_learned_vocabularies_are_the_same_in_every_process(tmp_path):
     """The seed of hash tables differs between processes."""
     text = "".join(random.Random(0).choices("abcdef ", k=4000))

@@ -32,6 +32,13 @@ def test_file_system_without_locks(number, tmp_path, monkeypatch):
     assert not is_locked(tmp_path / "run")
 
 
+@pytest.mark.parametrize("create", [None, Path.mkdir, os.mkfifo], ids=["missing", "folder", "pipe"])
+def test_without_a_lock_file_there_is_no_lock(create, tmp_path):
+    if create:
+        create(tmp_path / "lock")
+    assert not is_locked(tmp_path)
+
+
 OTHER_USER = """
 import os, sys
 from pathlib import Path

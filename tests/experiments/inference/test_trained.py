@@ -77,6 +77,11 @@ def test_sampled_text(language_model):
     text = model.sample(TEXT, **options)
     assert text.startswith(" w") and text == "".join(model.stream(TEXT, **options)) and "\n" not in text
     assert text != model.sample(TEXT, **{**options, "seed": 4})
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(model.sample(TEXT, 30))
+    assert drawn[0] == drawn[1] != drawn[2]
     words = "--length 30 --temperature 0.7 --top-k 9 --top-p 0.95 --seed 3".split()
     done = sample(language_model, *words, text=f"{TEXT}\nw2\n")
     assert done.stdout == f"{TEXT}{text}\n\nw2{model.sample('w2', **options)}\n"

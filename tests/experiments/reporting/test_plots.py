@@ -49,6 +49,13 @@ def test_lines_with_one_or_two_points_are_visible(tmp_path, points):
     assert found[row] == list(points.items()) and all(found.values())
 
 
+def test_ticks_of_updates_are_integers(tmp_path):
+    write_run(tmp_path / "lm/x/linear_base/seed-1", {1: 900.0, 2: 800.0, 3: 700.0}, None, 3)
+    lines = plots.experiment_lines(read_experiment_runs("lm/x", tmp_path))
+    [ax] = plots.plot_curves("x", lines, tmp_path / "x.png").axes
+    assert all(tick.is_integer() for tick in ax.get_xticks())
+
+
 def recorded_columns(name, path):
     """Plots the recorded numbers of a table's small configuration over its columns."""
     table = Table(name, "mini")

@@ -121,6 +121,8 @@ def test_curves_have_the_styles_of_other_plots(runs):
     assert rope.line.color == softmax.line.color == style.METHOD_STYLES["rope"][0]
     assert rope.line.dash == "solid" and softmax.line.dash == "7.5px,3.0px"
     assert list(rope.x) == [50, 100] and list(rope.y) == [184, 92]
+    in_legend = [trace.legendgroup for trace in figure.data if trace.showlegend is not False]
+    assert sorted(in_legend) == sorted({trace.legendgroup for trace in figure.data})
 
 
 def test_curves_of_one_point_are_not_plotted(runs):
@@ -135,7 +137,7 @@ def test_curves_of_one_point_are_not_plotted(runs):
 
 def test_plot_of_columns_of_the_same_runs(runs, configs):
     columns = {f"m_{n}": {"evaluation": f"m_{n}"} for n in (1, 2, 3)}
-    rows = [{"row": m, "attention": "softmax", "method": m} for m in ("base", "rope")]
+    rows = [{"row": m, "attention": "softmax", "method": m} for m in ("rope", "base")]
     over = {"title": "Over blocks", "experiment": "lm/blocks", "rows": rows}
     over["columns"] = {**columns, "other": {"experiment": "lm/big", "evaluation": "valid"}}
     blocks = {
@@ -152,7 +154,7 @@ def test_plot_of_columns_of_the_same_runs(runs, configs):
     found = report.scan(runs).tables
     drawn = {table.name: interactive_plots.column_figure(table, summary) for table, _, summary in found}
     assert drawn.keys() == {"some_table9", "some_figure", "over"} and drawn["some_table9"] is None
-    assert [trace.meta for trace in drawn["over"].data] == ["softmax base", "softmax rope"]
+    assert [trace.meta for trace in drawn["over"].data] == ["softmax rope", "softmax base"]
     trace = drawn["over"].data[0]
     assert list(trace.x) == ["m 1", "m 2", "m 3"] and list(trace.y) == [10, 410, 810]
 

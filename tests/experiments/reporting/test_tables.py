@@ -385,6 +385,16 @@ def test_decimals_depend_on_the_metric(runs, configs, capsys):
     assert report.format_published(2.3, 0.1) == "2.30 ± 0.10"
 
 
+def test_only_speeds_are_left_out_of_the_list_of_runs(runs):
+    """Wherever they are in the record."""
+    for path in runs.glob("lm/big/*/*/evaluation.json"):
+        record = json.loads(path.read_text())
+        record["evaluations"] = {"training": {"tokens_per_second": 9708.8}} | record["evaluations"]
+        path.write_text(json.dumps(record))
+    listed = aggregate.summarize_runs(report.read_experiment_runs("lm/big", runs))
+    assert set(listed["metric"].dropna()) == {"bits", "perplexity"}
+
+
 def test_special_characters_are_escaped(capsys):
     rows = [["x|y", renderers.Bold("1 & 2")], ["50%_{$}", "<"]]
     parts = [renderers.Section("", pd.DataFrame(rows, columns=["method", "a"], dtype=object))]

@@ -7,7 +7,7 @@ import torch
 from support.tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.decay import gated_products
+from fairseq_lrpe.ops.decay import block_products, gated_products
 
 B, H, L, D = 2, 2, 75, 4
 SHAPES = [(H,), (H, 1), (H, D), (1, D), (B, H, L), (B, H, L, D)]
@@ -66,3 +66,12 @@ def test_products_with_positive_log_decays():
         found = gated_products(log_decay)(q, k, 0).tril()
         size = expected.abs().amax((1, 2, 3), keepdim=True)
         assert_same(found / size, expected / size)
+
+
+@pytest.mark.parametrize("length", [16, 63, 64])
+def test_weak_decays_need_one_product(length):
+    """Weights relative to the middle of a block fit float32 for twice the decay that those of an end do."""
+    sums = torch.linspace(0, -60, length)[:, None]
+    [(mask, of_queries, of_keys)] = block_products(sums)
+    expected = (sums - sums.mT).exp().tril()
+    assert_same(mask * (of_queries @ of_keys.mT), expected, 1e-4)
