@@ -8,6 +8,7 @@ example:
   lrpe evaluate results/lm/mini/linear_rope/seed-1 512 1024 --rope-scaling yarn
 """
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,7 +96,10 @@ def length_evaluations(lengths: list[int], rope_scaling: str | None) -> dict[str
         name = f"test_{length}"
         settings = {"split": "test", "length": length}
         if rope_scaling is not None:
-            name += "_" + rope_scaling.replace(":", "-")  # part of a log's name
+            scaling, comma, divisors = rope_scaling.partition(",")
+            # The text is a part of a log's name, in which the divisors of longrope have a hash.
+            digest = hashlib.sha256(divisors.encode()).hexdigest()[:8]
+            name += "_" + scaling.replace(":", "-") + (f"-{digest}" if comma else "")
             settings["rope_scaling"] = rope_scaling
         evaluations[name] = settings
     return evaluations

@@ -81,6 +81,10 @@ def scalable_encodings() -> list[str]:
     return sorted(name for name, cls in rotary if cls.scalable is not False)
 
 
+_WITHOUT_DISTANCE = ("none", "log_scale")
+"""Encodings without angles or distances, which layers between those with rotations may have."""
+
+
 def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
     """Scales the angles of all rotations in a module, such as a model or an encoding.
 
@@ -91,7 +95,7 @@ def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
     Raises:
         ValueError: if the module has no encoding, or one without angles that can be scaled.
     """
-    encodings = [x for x in module.modules() if isinstance(x, Encoding) and x.name != "none"]
+    encodings = [x for x in module.modules() if isinstance(x, Encoding) and x.name not in _WITHOUT_DISTANCE]
     other = [x for x in encodings if not (isinstance(x, RotaryEncoding) and x.scalable)]
     if other or not encodings:
         problem = "the model has no encoding"

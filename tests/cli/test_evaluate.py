@@ -233,3 +233,11 @@ def test_unfinished_run_is_rejected(trained, tmp_path):
     folder = copied(trained, tmp_path)
     (folder / "evaluation.json").write_text("{}")
     assert "is not finished: resume it with `lrpe train`" in error_of(folder, 32)
+
+
+def test_names_of_evaluations_with_divisors():
+    """They are names of files, and other divisors have another name."""
+    texts = ["longrope:4:512:" + ",".join(["1.2345678"] * 128), "longrope:4:512:" + ",".join(["2.0"] * 128)]
+    names = {name for text in texts for name in evaluate.length_evaluations([512], text)}
+    assert len(names) == 2 and all(len(name) < 60 and "/" not in name for name in names)
+    assert list(evaluate.length_evaluations([64], "yarn:4:512")) == ["test_64_yarn-4-512"]
