@@ -10,6 +10,9 @@ from fairseq_lrpe.utils.suggest import choices
 
 ATTENTIONS = ("linear", "softmax")
 LINEAR_NORMS = ("denominator", "layernorm", "content", "rmsnorm")
+LINEAR_RULES = ("additive", "delta", "gated_delta", "kda")
+DELTA_FLAGS = {"feature_map": "silu", "scale_queries": True, "linear_norm": "rmsnorm"}
+"""Flags of linear attention with a rule other than "additive", which has no other values."""
 LINEAR_BACKENDS = ("auto", "chunk", "fla", "triton")
 
 
@@ -35,7 +38,14 @@ class Method:
 
         return ENCODINGS[self.encoding]
 
+    @property
+    def bidirectional(self) -> bool:
+        """Whether the method also works in attention that is not causal."""
+        return self.encoding_class.bidirectional and "linear_rule" not in self.flags
+
     def attentions(self) -> list[str]:
+        if "linear_rule" in self.flags:
+            return ["linear"]
         return list(ATTENTIONS) if self.encoding_class.decomposable else ["softmax"]
 
 
@@ -141,6 +151,12 @@ METHODS = {
         {"encoding": "selective_rope_fox", "selective_rope_fox_bias": _OPEN, **_LAYERNORM},
         "Selective RoPE with a forget gate, with open gates",
     ),
+    "delta": Method({"linear_rule": "delta", **DELTA_FLAGS}, "DeltaNet, Yang et al. 2024"),
+    "gated_delta": Method(
+        {"linear_rule": "gated_delta", **DELTA_FLAGS},
+        "Gated DeltaNet, Yang et al. 2025, which Qwen3-Next uses",
+    ),
+    "kda": Method({"linear_rule": "kda", **DELTA_FLAGS}, "Kimi Delta Attention, Kimi Team 2025"),
     "cosformer": Method({"encoding": "cosformer", "feature_map": "relu"}, "Qin et al. 2022"),
     "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),
     "tmlr_type2": _lrpe("orthogonal", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type2'", **_THETA),
@@ -182,7 +198,7 @@ def architecture(attention: str, family: str, method: str) -> str:
         raise UserError(
             f"the method 'fairseq' does not exist for the family {family!r}: choose another method; {LISTING}"
         )
-    if method in METHODS and family != "lm" and not METHODS[method].encoding_class.bidirectional:
+    if method in METHODS and family != "lm" and not METHODS[method].bidirectional:
         raise UserError(f"the method {method!r} works only in causal attention: use it in a language model")
     return FAIRSEQ_ARCHITECTURES[family] if method == "fairseq" else f"{attention}_{family}_{method}"
 

@@ -14,6 +14,7 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from torch import Tensor
 
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention
+from fairseq_lrpe.attention.delta import DeltaAttention
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
@@ -194,6 +195,10 @@ class FairseqLinearAttention(FairseqSelfAttention, LinearAttention):
     """:class:`LinearAttention` with the interface of fairseq's attention."""
 
 
+class FairseqDeltaAttention(FairseqSelfAttention, DeltaAttention):
+    """:class:`DeltaAttention` with the interface of fairseq's attention."""
+
+
 class FairseqSoftmaxAttention(FairseqSelfAttention, SoftmaxAttention):
     """:class:`SoftmaxAttention` with the interface of fairseq's attention."""
 
@@ -255,6 +260,8 @@ def build_attention(
     if shared is None:
         shared = SharedEncoding()
     encoding = shared.for_layer(cfg, **arguments)
+    if cfg.attention == "linear" and cfg.linear_rule != "additive":
+        return FairseqDeltaAttention(encoding, rule=cfg.linear_rule)
     if cfg.attention == "linear":
         return FairseqLinearAttention(
             encoding,

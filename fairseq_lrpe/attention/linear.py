@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention, complete_state
+from fairseq_lrpe.attention.base import AttentionState, SelfAttention, complete_state
 from fairseq_lrpe.attention.key_state import KeyState, append_keys
 from fairseq_lrpe.attention.rows import select_rows
+from fairseq_lrpe.attention.state import STATE_REMEDY
 from fairseq_lrpe.encodings import Context, Encoding
 from fairseq_lrpe.encodings.base import overrides
 from fairseq_lrpe.encodings.transformations import decode_output, encode_values, shift_keys, shift_values
@@ -30,7 +31,7 @@ _MIN_CHECKPOINT_KEYS = 1024
 _EPS = 1e-6
 """Lower bound of denominators."""
 
-_RMS_EPS = 1e-5
+RMS_EPS = 1e-5
 """ε of the RMSNorm of each head, as in flash-linear-attention's layers."""
 
 MAX_FLOAT16_OUTPUT = 2.0**10
@@ -114,7 +115,7 @@ class LinearAttention(SelfAttention):
         if linear_norm == "layernorm":
             self.norm = _InputDtypeLayerNorm(embed_dim)
         elif linear_norm == "rmsnorm":
-            self.norm = _InputDtypeRMSNorm(self.head_dim, eps=_RMS_EPS)
+            self.norm = InputDtypeRMSNorm(self.head_dim, eps=RMS_EPS)
         # Recomputing the encoding includes recomputing attention, which is cheap only if it is not causal.
         self._recompute_encoding = not encoding.causal and overrides(encoding, "forward")
 
@@ -253,7 +254,7 @@ class _InputDtypeLayerNorm(nn.LayerNorm):
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
-class _InputDtypeRMSNorm(nn.RMSNorm):
+class InputDtypeRMSNorm(nn.RMSNorm):
     """RMSNorm in the dtype of its input, likewise."""
 
     def forward(self, x):

@@ -132,6 +132,12 @@ class LRPE(PermutationBuffer, RotaryEncoding):
                 self.register_buffer("v", v / v.norm())
 
     @property
+    def rotated_features(self) -> str:
+        if self.core == "permutation":
+            return "all"
+        return "halves" if self.core == "unitary" and self.rotation != "fft" else "pairs"
+
+    @property
     def scalable(self) -> bool:
         return self.core != "permutation"
 

@@ -15,6 +15,8 @@ class RoPE(RotaryEncoding):
     The encoding has no parameters and takes O(L d) time.
     """
 
+    rotated_features = "pairs"
+
     def __init__(self, **shared):
         super().__init__(**shared)
         if self.head_dim % 2:

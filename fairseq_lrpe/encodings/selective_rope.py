@@ -36,6 +36,7 @@ class SelectiveRoPE(InputsMixin, Encoding):
     """
 
     bidirectional = False
+    rotated_features = "pairs"
     left_context = KERNEL_SIZE - 1
 
     def __init__(self, *, gate: bool = False, **shared):

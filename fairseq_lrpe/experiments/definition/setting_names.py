@@ -23,7 +23,14 @@ NON_IDENTIFYING = (
 )
 """Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
 PREFIXES = tuple(f"{name}." for name in NON_IDENTIFYING)
-SHARED_FLAGS = ("linear_norm", "feature_map", "scale_queries", "linear_backend", "token_positions")
+SHARED_FLAGS = (
+    "linear_norm",
+    "linear_rule",
+    "feature_map",
+    "scale_queries",
+    "linear_backend",
+    "token_positions",
+)
 """Flags of a method that are not options of its encoding."""
 
 

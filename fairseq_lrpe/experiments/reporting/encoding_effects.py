@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.attention.delta import DeltaAttention
 from fairseq_lrpe.encodings import Context, Encoding, ScoresMixin, ValuesMixin
 from fairseq_lrpe.encodings.base import overrides
 from fairseq_lrpe.encodings.scores import log_weights
@@ -16,11 +17,18 @@ NORMS = {
     "layernorm": "Applies a LayerNorm instead of dividing by the sum of the weights.",
     "rmsnorm": "Applies an RMSNorm to each head instead of dividing by the sum of the weights.",
 }
+RULES = {
+    "delta": "Replaces what is stored for a key.",
+    "gated_delta": "Replaces what is stored for a key, and multiplies the state by a gate of each head.",
+    "kda": "Replaces what is stored for a key, and multiplies the state by gates of the features.",
+}
 
 
 def effect(module: SelfAttention, attention: str) -> str:
     """Returns sentences about what a module's encoding does in linear or softmax attention."""
     encoding = module.encoding
+    if isinstance(module, DeltaAttention):
+        return f"{RULES[module.rule]} {NORMS['rmsnorm']}"
     decay = encoding.log_decay(Context(features=features_of_random_inputs(encoding, 1, 1)))
     sentences = []
     if overrides(encoding, "forward"):

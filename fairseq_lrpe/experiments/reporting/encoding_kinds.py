@@ -12,6 +12,8 @@ RELATIVE = ("decay", "relative, in q and k", "relative, in scores")
 
 def encoding_kind(method: str) -> str:
     cls = ENCODINGS[METHODS[method].encoding]
+    if "linear_rule" in METHODS[method].flags:
+        return "contextual"
     if cls.name == "none":
         return "none" if "token_positions" in METHODS[method].flags else "absolute"
     if cls.uses_absolute_positions:
