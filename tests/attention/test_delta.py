@@ -197,7 +197,7 @@ def test_encodings_keep_norms_and_rotate_features_together(rule, case):
 def test_supported_encodings_are_those_that_keep_norms():
     for name, cls in ENCODINGS.items():
         try:
-            encoding = build_encoding(name, num_heads=H, head_dim=D, causal=True)
+            encoding = build_encoding(name, num_heads=H, head_dim=D, causal=True, layers=2)
             check_delta_rule("delta", encoding)
         except ValueError as error:
             assert "use liere, lrpe, none, p_rope, rope, rope_mixed, selective_rope" in str(error)
