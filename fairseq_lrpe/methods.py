@@ -156,7 +156,9 @@ METHODS = {
         {"linear_rule": "gated_delta", **DELTA_FLAGS},
         "Gated DeltaNet, Yang et al. 2025, which Qwen3-Next uses",
     ),
-    "kda": Method({"linear_rule": "kda", **DELTA_FLAGS}, "Kimi Delta Attention, Kimi Team 2025"),
+    "kda": Method(
+        {"linear_rule": "kda", **DELTA_FLAGS}, "Kimi Delta Attention of Kimi Linear, Zhang et al. 2025"
+    ),
     "cosformer": Method({"encoding": "cosformer", "feature_map": "relu"}, "Qin et al. 2022"),
     "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),
     "tmlr_type2": _lrpe("orthogonal", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type2'", **_THETA),

@@ -29,7 +29,7 @@ class DeltaAttention(SelfAttention):
         S_t = (I − β_t k_t k_tᵀ) Diag(α_t) S_{t−1} + β_t k_t v_tᵀ,      β_t = σ(w·x_t).
 
     The rules are "delta" with α = 1 (DeltaNet, Yang et al. 2024), "gated_delta" with one α per head (Gated
-    DeltaNet, Yang et al. 2025), and "kda" with one per feature (Kimi Linear, Kimi Team 2025):
+    DeltaNet, Yang et al. 2025), and "kda" with one per feature (Kimi Linear, Zhang et al. 2025):
 
         log α_t = −e^a softplus(u·x_t + b),
 

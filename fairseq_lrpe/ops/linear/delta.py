@@ -31,8 +31,8 @@ def delta_rule(
         S_t = (I − β_t k_t k_tᵀ) Diag(α_t) S_{t−1} + β_t k_t v_tᵀ,
 
     which decays before it is corrected. Without decay (α = 1), it is DeltaNet (Yang et al. 2024); with one α
-    per head, Gated DeltaNet (Yang et al. 2025, Eq. 10); with one per feature, Kimi Delta Attention (Kimi Team
-    2025, Eq. 1). The state stays bounded if ‖k_t‖ = 1 and 0 ≤ β_t ≤ 2.
+    per head, Gated DeltaNet (Yang et al. 2025); with one per feature, Kimi Delta Attention (Zhang et al.
+    2025). The state stays bounded if ‖k_t‖ = 1 and 0 ≤ β_t ≤ 2.
 
     Args:
         q: queries (B, H, Lq, d), at the last Lq of the Lk positions, and already scaled.
