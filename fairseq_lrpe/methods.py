@@ -205,12 +205,18 @@ def architecture(attention: str, family: str, method: str) -> str:
     return FAIRSEQ_ARCHITECTURES[family] if method == "fairseq" else f"{attention}_{family}_{method}"
 
 
-def check_method(method: str, attention: str, remedy: str = "use softmax attention") -> None:
+def check_method(method: str, attention: str, remedy: str = "use {} attention") -> None:
+    """Raises a UserError if a method is unknown or does not exist in an attention.
+
+    The ``remedy`` can contain {} for an attention in which the method exists.
+    """
     if attention not in ATTENTIONS:
         raise UserError(f"unknown attention {attention!r}{choices(attention, ATTENTIONS)}")
     if method not in METHODS and method != "fairseq":
         raise UserError(f"unknown method {method!r}{choices(method, [*METHODS, 'fairseq'], LISTING)}")
-    if attention not in (METHODS[method].attentions() if method in METHODS else ("softmax",)):
+    attentions = METHODS[method].attentions() if method in METHODS else ["softmax"]
+    if attention not in attentions:
+        remedy = remedy.format(attentions[0])
         raise UserError(f"the method {method!r} does not exist in {attention} attention: {remedy}")
 
 

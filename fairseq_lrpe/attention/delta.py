@@ -2,20 +2,23 @@
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention, complete_state
 from fairseq_lrpe.attention.delta_gates import DeltaGates
 from fairseq_lrpe.attention.key_state import check_state_shape
 from fairseq_lrpe.attention.linear import RMS_EPS, InputDtypeRMSNorm
 from fairseq_lrpe.attention.rows import select_rows
+from fairseq_lrpe.attention.state import STATE_REMEDY
 from fairseq_lrpe.encodings import Encoding
 from fairseq_lrpe.encodings.delta_rules import check_delta_rule, decay_of_rotated_features
 from fairseq_lrpe.encodings.transformations import shift_keys
+from fairseq_lrpe.methods import LINEAR_RULES
 from fairseq_lrpe.ops import delta_rule
 from fairseq_lrpe.ops.normalization import unit_vectors
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import at_least_float32
+from fairseq_lrpe.utils.suggest import check_choice
 
 KERNEL_SIZE = 4
 """Number of positions of the convolutions, as in the authors' code."""
@@ -69,6 +72,7 @@ class DeltaAttention(SelfAttention):
         **options,
     ):
         super().__init__(embed_dim, num_heads, encoding, causal=causal, **options)
+        check_choice("delta rule", rule, LINEAR_RULES[1:])
         check_delta_rule(rule, self.encoding)
         self.rule = rule
         self.left_context = max(KERNEL_SIZE - 1, self.left_context or 0)
@@ -105,7 +109,10 @@ class DeltaAttention(SelfAttention):
         if isinstance(context.q_offset, PositionIndex):
             raise ValueError("a delta rule accumulates over consecutive tokens: omit position_index")
         past = {"sums": None, "order": None} if past is None else past
-        state = select_rows(past.get("sums"), past["order"])
+        state = past.get("sums", past)
+        if not (state is None or isinstance(state, Tensor)):
+            raise ValueError(f"the state is not one of a delta rule: {STATE_REMEDY}")
+        state = select_rows(state, past["order"])
         if state is not None:
             check_state_shape(tuple(state.shape[:2]), k)
         v, gates = v.split([self.head_dim, v.size(-1) - self.head_dim], dim=-1)

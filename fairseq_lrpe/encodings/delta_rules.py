@@ -9,18 +9,15 @@ from torch import Tensor
 
 from fairseq_lrpe.encodings.base import ENCODINGS, Encoding, overrides
 from fairseq_lrpe.encodings.mixins import ValuesMixin
-from fairseq_lrpe.methods import LINEAR_RULES
-from fairseq_lrpe.utils.suggest import check_choice
 
 
 def check_delta_rule(rule: str, encoding: Encoding) -> None:
     """Raises a ValueError if an encoding cannot be combined with a delta rule.
 
     Args:
-        rule: a name in ``LINEAR_RULES`` except the first one.
+        rule: "delta", "gated_delta" or "kda".
         encoding: the encoding.
     """
-    check_choice("delta rule", rule, LINEAR_RULES[1:])
     if not encoding.causal:
         raise ValueError(
             f"the linear rule {rule} works only in causal attention: use it in a language model or a decoder"

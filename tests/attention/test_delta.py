@@ -9,13 +9,17 @@ import torch.nn.functional as F
 from support.pairwise_scores import in_parts, rotated
 from support.tensors import assert_same, randn, randomized, with_gradients
 
-from fairseq_lrpe.attention import DeltaAttention, MultiheadDeltaAttention
+from fairseq_lrpe.attention import DeltaAttention, LinearAttention, MultiheadDeltaAttention, SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.attention.weights import attention_weights
+from fairseq_lrpe.config import PositionConfig, method_flags
 from fairseq_lrpe.encodings import ENCODINGS, START, build_encoding
 from fairseq_lrpe.encodings.delta_rules import check_delta_rule
 from fairseq_lrpe.encodings.rotation import scale_rotations
+from fairseq_lrpe.methods import METHODS, architecture, check_method
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
+from fairseq_lrpe.utils.errors import UserError
 
 H, D = 2, 4
 E = H * D
@@ -284,16 +288,40 @@ def test_invalid_modules(arguments, message):
     assert "\n" not in str(raised.value)
 
 
+def test_bidirectional_models_are_refused():
+    with pytest.raises(
+        UserError, match="the method 'delta' works only in causal attention: use it in a lang"
+    ):
+        architecture("linear", "roberta", "delta")
+    assert architecture("linear", "lm", "delta") == "linear_lm_delta"
+    cfg = PositionConfig(attention="linear", **METHODS["kda"].flags)
+    with pytest.raises(UserError, match="kda works only in causal attention"):
+        build_attention(cfg, dropout=0.0, causal=False, embed_dim=E, num_heads=H)
+    with pytest.raises(UserError, match="'kda' does not exist in softmax attention: use linear attention"):
+        check_method("kda", "softmax")
+
+
+def test_identity_of_methods():
+    """Checkpoints of other methods, which do not store the rule, keep their identity."""
+    for name in ("gla", "rope", "delta"):
+        flags = method_flags(PositionConfig(attention="linear", **METHODS[name].flags))
+        assert ("linear_rule" in flags) == (name == "delta")
+
+
 def test_invalid_calls():
     module = build("gated_delta", "rope")
     x = randn(2, 9, E)
     positions = 2 * torch.arange(9)
     index = PositionIndex(positions, positions, 16)
     _, state = module(x, return_state=True)
+    _, additive = LinearAttention(E, H, "rope", causal=True).double()(x, return_state=True)
+    _, softmax = SoftmaxAttention(E, H, "rope", causal=True).double()(x, return_state=True)
     for options, message in (
         ({"keys": x + 1}, "from the same inputs: omit keys"),
         ({"position_index": index}, "accumulates over consecutive tokens: omit position_index"),
         ({"state": module.reorder_state(state, torch.tensor([0]))}, "the state has"),
+        ({"state": additive}, "the state is not one of a delta rule: pass the state that this module"),
+        ({"state": softmax}, "the state is not one of a delta rule"),
     ):
         with pytest.raises(ValueError, match=message) as raised:
             module(x, **options)
