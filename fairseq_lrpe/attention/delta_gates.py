@@ -41,8 +41,8 @@ class DeltaGates(Float32Parameters):
             width = head_dim
             inner = nn.Linear(embed_dim, head_dim, bias=False)
             self.decay = nn.Sequential(inner, nn.Linear(head_dim, embed_dim, bias=False))
-        rates = torch.empty(num_heads, 1, 1).uniform_(1, _MAX_RATE)
-        steps = torch.empty(num_heads, 1, width).uniform_(*map(math.log, _STEPS)).exp()
+        rates = torch.empty(num_heads, 1).uniform_(1, _MAX_RATE)
+        steps = torch.empty(num_heads, width).uniform_(*map(math.log, _STEPS)).exp()
         self.log_rate = nn.Parameter(rates.log())
         self.step_bias = nn.Parameter(steps + (-(-steps).expm1()).log())  # the inverse of softplus
 
@@ -50,10 +50,11 @@ class DeltaGates(Float32Parameters):
         """Returns β, and log α if there is a decay, as columns (B, H, L, 1 + ·), for inputs (B, L, E)."""
         beta = self._heads(self.beta(x)).sigmoid()
         if self.decay is None:
-            return beta
-        log_decay = -self.log_rate.exp() * F.softplus(self._heads(self.decay(x)) + self.step_bias)
-        return torch.cat([beta, log_decay], dim=-1)
+            return beta.transpose(1, 2)
+        logits = self._heads(self.decay(x)) + self.step_bias
+        log_decay = self.log_rate.exp() * F.logsigmoid(-logits)  # minus e^a softplus(logits)
+        return torch.cat([beta, log_decay], dim=-1).transpose(1, 2)
 
     def _heads(self, y):
-        """Returns (B, L, H·n) as (B, H, L, n), in at least float32."""
-        return at_least_float32(y).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        """Returns (B, L, H·n) as (B, L, H, n), in at least float32."""
+        return at_least_float32(y).unflatten(-1, (self.num_heads, -1))

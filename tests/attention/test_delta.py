@@ -80,12 +80,12 @@ def decay(module, case, x, h):
     width = 2 * D if case == "unitary" else D
     if module.rule == "delta":
         return torch.ones(width, dtype=x.dtype)
-    rate = gates.log_rate[h, 0, 0].exp()
+    rate = gates.log_rate[h, 0].exp()
     if module.rule == "gated_delta":
-        log = -rate * torch.log1p((gates.decay.weight[h] @ x + gates.step_bias[h, 0, 0]).exp())
+        log = -rate * torch.log1p((gates.decay.weight[h] @ x + gates.step_bias[h, 0]).exp())
         return log.exp().expand(width)
     inner, outer = gates.decay
-    logits = (outer.weight @ (inner.weight @ x))[h * D : (h + 1) * D] + gates.step_bias[h, 0]
+    logits = (outer.weight @ (inner.weight @ x))[h * D : (h + 1) * D] + gates.step_bias[h]
     alpha = (-rate * torch.log1p(logits.exp())).exp()
     if case == "unitary":
         return torch.cat([alpha, alpha])
@@ -241,7 +241,7 @@ def test_initial_gates(rule):
         steps = F.softplus(module.gates.step_bias)
         assert 1 <= rates.min() < 2 and 15 < rates.max() <= 16
         assert 0.00099 < steps.min() < 0.0013 and 0.08 < steps.max() < 0.1001
-        assert_same(gates[..., 1:], (-rates * steps)[None].expand_as(gates[..., 1:]), 1e-6)
+        assert_same(gates[..., 1:], (-rates * steps)[None, :, None].expand_as(gates[..., 1:]), 1e-6)
 
 
 def test_a_pair_is_replaced():
@@ -252,6 +252,15 @@ def test_a_pair_is_replaced():
     gates = torch.ones(1, H, 3, 1, dtype=torch.float64)
     o, _ = module.associate(k, k, v, gates, START)
     assert_same(o * math.sqrt(D), v)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_compiled_as_one_graph(rule):
+    module = build(rule, "unitary")
+    x = randn(2, 70, E).requires_grad_()
+    leaves = [x, *module.parameters()]
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert_same(with_gradients(compiled(x), leaves), with_gradients(module(x), leaves))
 
 
 @pytest.mark.parametrize("rule", RULES)
