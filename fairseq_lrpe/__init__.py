@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+    from fairseq_lrpe.attention import DeltaAttention, LinearAttention, SoftmaxAttention
     from fairseq_lrpe.encodings import build_encoding
     from fairseq_lrpe.experiments.inference.load import TrainedModel
     from fairseq_lrpe.ops import linear_attention
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "1.0.0"
 
 __all__ = [
+    "DeltaAttention",
     "LinearAttention",
     "SoftmaxAttention",
     "build_encoding",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "DeltaAttention": "fairseq_lrpe.attention",
     "LinearAttention": "fairseq_lrpe.attention",
     "SoftmaxAttention": "fairseq_lrpe.attention",
     "build_encoding": "fairseq_lrpe.encodings",

@@ -12,10 +12,11 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 from omegaconf import DictConfig
 
-from fairseq_lrpe.attention.linear import LINEAR_NORMS
+from fairseq_lrpe.attention.linear import LINEAR_NORMS, LINEAR_RULES
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options
+from fairseq_lrpe.encodings.delta_rules import check_delta_rule
 from fairseq_lrpe.encodings.rotation import scale_rotations
-from fairseq_lrpe.methods import ATTENTIONS
+from fairseq_lrpe.methods import ATTENTIONS, DELTA_FLAGS
 from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.ops.feature_maps import check_divisor
 from fairseq_lrpe.ops.linear.functional import LINEAR_BACKENDS
@@ -69,6 +70,12 @@ class _SharedConfig(FairseqDataclass):
         "normalization of linear attention: division by the sum of the weights (denominator) or by that of "
         "the unencoded q and k, including a decay (content), or instead a LayerNorm (layernorm) or an "
         "RMSNorm of each head (rmsnorm)",
+    )
+    linear_rule: str = flag(
+        "additive",
+        "rule by which linear attention updates its state: sums of keys and values, with a decay if the "
+        "encoding has one (additive), or a delta rule without a decay (delta), with one of each head that "
+        "depends on the input (gated_delta), or with one of each feature (kda)",
     )
     feature_map: str = flag(
         "elu", f"feature map of linear attention: {', '.join(FEATURE_MAPS)} (elu is 1 + elu(x))"
@@ -236,6 +243,8 @@ def method_flags(cfg) -> dict:
         names |= {"linear_norm", "feature_map"}
         if getattr(cfg, "scale_queries", False):  # not stored in checkpoints of models without it
             names.add("scale_queries")
+        if getattr(cfg, "linear_rule", "additive") != "additive":  # likewise
+            names.add("linear_rule")
     if getattr(cfg, "encoding_interval", 0):  # likewise
         names |= {"encoding_interval", "interval_encoding", "encoding_window"}
         for option in encoding_options(ENCODINGS[cfg.interval_encoding]):
@@ -255,6 +264,7 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
         ("encoding", ENCODINGS),
         ("interval_encoding", ENCODINGS),
         ("linear_norm", LINEAR_NORMS),
+        ("linear_rule", LINEAR_RULES),
         ("feature_map", FEATURE_MAPS),
         ("linear_backend", LINEAR_BACKENDS),
         ("token_positions", TOKEN_POSITIONS),
@@ -270,10 +280,25 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
     if cfg.attention == "linear":
         with user_errors():
             check_divisor(cfg.feature_map, cfg.linear_norm)
+        if cfg.linear_rule != "additive":
+            _check_delta_flags(cfg)
     if num_heads < 1 or embed_dim % num_heads:
         raise UserError(
             f"the number of attention heads must divide the embedding dimension {embed_dim} and be positive, "
             f"not {num_heads}: change one of them"
+        )
+
+
+def _check_delta_flags(cfg):
+    """Raises a UserError for flags of linear attention that a delta rule does not have."""
+    if any(getattr(cfg, name) != value for name, value in DELTA_FLAGS.items()):
+        raise UserError(
+            f"--linear-rule {cfg.linear_rule} has SiLU, scaled queries and an RMSNorm of each head: pass "
+            "--feature-map silu --scale-queries --linear-norm rmsnorm"
+        )
+    if cfg.linear_backend not in ("auto", "chunk"):
+        raise UserError(
+            f"--linear-rule {cfg.linear_rule} has no backend {cfg.linear_backend}: pass --linear-backend auto"
         )
 
 
@@ -291,4 +316,6 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
         encoding = build_encoding(cfg.encoding, **shared)
         if cfg.rope_scaling:
             scale_rotations(encoding, RopeScaling.parse(cfg.rope_scaling))
+        if cfg.attention == "linear" and cfg.linear_rule != "additive":
+            check_delta_rule(cfg.linear_rule, encoding)
     return encoding

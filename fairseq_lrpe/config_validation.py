@@ -102,6 +102,11 @@ def check_randomized_positions(cfg, encoding: Encoding) -> None:
     name = encoding.name
     with user_errors():
         check_positions(encoding, "--randomized-positions")
+    if cfg.attention == "linear" and cfg.linear_rule != "additive":
+        raise UserError(
+            f"--randomized-positions does not support --linear-rule {cfg.linear_rule}, which accumulates "
+            "values from token to token: omit one"
+        )
     without = cfg.token_positions in ("none", "convolution", "rnn")
     if name == "none" and (without or getattr(cfg, "no_token_positional_embeddings", False)):
         raise UserError(

@@ -10,6 +10,8 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices
 
 ATTENTIONS = ("linear", "softmax")
+DELTA_FLAGS = {"feature_map": "silu", "scale_queries": True, "linear_norm": "rmsnorm"}
+"""Flags of linear attention with a rule other than "additive", which has no other values."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,14 @@ class Method:
 
         return ENCODINGS[self.encoding]
 
+    @property
+    def bidirectional(self) -> bool:
+        """Whether the method also works in attention that is not causal."""
+        return self.encoding_class.bidirectional and "linear_rule" not in self.flags
+
     def attentions(self) -> list[str]:
+        if "linear_rule" in self.flags:
+            return ["linear"]
         return list(ATTENTIONS) if self.encoding_class.decomposable else ["softmax"]
 
 
@@ -185,6 +194,14 @@ METHODS = {
         {"encoding": "selective_rope_fox", "selective_rope_fox_bias": _OPEN, **_LAYERNORM},
         "Selective RoPE with a forget gate, with open gates",
     ),
+    "delta": Method({"linear_rule": "delta", **DELTA_FLAGS}, "DeltaNet, Yang et al. 2024"),
+    "gated_delta": Method(
+        {"linear_rule": "gated_delta", **DELTA_FLAGS},
+        "Gated DeltaNet, Yang et al. 2025, which Qwen3-Next uses",
+    ),
+    "kda": Method(
+        {"linear_rule": "kda", **DELTA_FLAGS}, "Kimi Delta Attention of Kimi Linear, Zhang et al. 2025"
+    ),
     "cosformer": Method({"encoding": "cosformer", "feature_map": "relu"}, "Qin et al. 2022"),
     "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),
     "tmlr_type2": _lrpe("orthogonal", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type2'", **_THETA),
@@ -216,6 +233,7 @@ for _p, _rotation in (("householder", "householder"), ("identity", "identity"), 
 
 SHARED_FLAGS = (
     "linear_norm",
+    "linear_rule",
     "feature_map",
     "scale_queries",
     "linear_backend",
@@ -238,17 +256,23 @@ def architecture(attention: str, family: str, method: str) -> str:
         raise UserError(
             f"the method 'fairseq' does not exist for the family {family!r}: choose another method; {LISTING}"
         )
-    if method in METHODS and family != "lm" and not METHODS[method].encoding_class.bidirectional:
+    if method in METHODS and family != "lm" and not METHODS[method].bidirectional:
         raise UserError(f"the method {method!r} works only in causal attention: use it in a language model")
     return FAIRSEQ_ARCHITECTURES[family] if method == "fairseq" else f"{attention}_{family}_{method}"
 
 
-def check_method(method: str, attention: str, remedy: str = "use softmax attention") -> None:
+def check_method(method: str, attention: str, remedy: str = "use {} attention") -> None:
+    """Raises a UserError if a method is unknown or does not exist in an attention.
+
+    The ``remedy`` can contain {} for an attention in which the method exists.
+    """
     if attention not in ATTENTIONS:
         raise UserError(f"unknown attention {attention!r}{choices(attention, ATTENTIONS)}")
     if method not in METHODS and method != "fairseq":
         raise UserError(f"unknown method {method!r}{choices(method, [*METHODS, 'fairseq'], LISTING)}")
-    if attention not in (METHODS[method].attentions() if method in METHODS else ("softmax",)):
+    attentions = METHODS[method].attentions() if method in METHODS else ["softmax"]
+    if attention not in attentions:
+        remedy = remedy.format(attentions[0])
         raise UserError(f"the method {method!r} does not exist in {attention} attention: {remedy}")
 
 

@@ -14,7 +14,7 @@ from support.pairwise_scores import all_scores
 from support.tensor_sizes import TensorSizes
 from support.tensors import assert_same, perturbed, with_gradients
 
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.attention import DeltaAttention, LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.encodings import ENCODINGS, Context, InputsMixin, softmax_scores
@@ -24,6 +24,7 @@ from fairseq_lrpe.methods import METHODS, Method
 H, D, B, L = 2, 8, 3, 9
 E = H * D
 FAR, LONGEST = 100_000, 1024
+OPTIONS = ("linear_norm", "feature_map", "linear_rule")
 
 
 class Case(NamedTuple):
@@ -240,9 +241,12 @@ def test_more_keys_than_queries_with_incremental_state(case):
 def test_plain_module_matches_fairseq_adapter(case):
     adapter, x, memory = build(case), tokens(), tokens(4)
     if case.attention == "linear":
-        names = ("linear_norm", "feature_map", "scale_queries")
-        flags = {name: value for name, value in case.flags if name in names}
-        plain = LinearAttention(adapter.embed_dim, adapter.num_heads, adapter.encoding, **flags)
+        flags = {name: value for name, value in case.flags if name in OPTIONS}
+        shape = adapter.embed_dim, adapter.num_heads
+        if "linear_rule" in flags:
+            plain = DeltaAttention(*shape, adapter.encoding, rule=flags["linear_rule"])
+        else:
+            plain = LinearAttention(*shape, adapter.encoding, **flags)
     else:
         plain = SoftmaxAttention(adapter.embed_dim, adapter.num_heads, adapter.encoding)
     plain = plain.to(torch.float64).eval()
@@ -308,7 +312,7 @@ def test_decay_is_at_most_1_and_only_causal(case):
     if supports(bidirectional):
         assert build(bidirectional).encoding.log_decay() is None
     else:
-        assert not ENCODINGS[case.encoding].bidirectional
+        assert not ENCODINGS[case.encoding].bidirectional or "linear_rule" in dict(case.flags)
         with pytest.raises(ValueError, match="only in causal attention"):
             build(bidirectional)
 

@@ -7,7 +7,8 @@ For example, for inputs x (batch, length, 512):
     y, state = attention(x[:, :1], return_state=True)  # decoding, one position at a time
     y, state = attention(x[:, 1:2], state=state, return_state=True)
 
-``MultiheadLinearAttention`` and ``MultiheadSoftmaxAttention`` are the same modules with the interface of
+``DeltaAttention`` is linear attention with a delta rule. ``MultiheadLinearAttention``,
+``MultiheadDeltaAttention`` and ``MultiheadSoftmaxAttention`` are the same modules with the interface of
 ``torch.nn.MultiheadAttention``, and ``fairseq_adapter`` contains them with the interface of fairseq's
 attention. ``apply_encoding`` and ``attention_bias`` are for models that have their own attention.
 """
@@ -16,11 +17,16 @@ import torch
 from torch.torch_version import TorchVersion
 
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention
+from fairseq_lrpe.attention.delta import DeltaAttention
 from fairseq_lrpe.attention.functional import apply_encoding, attention_bias
 from fairseq_lrpe.attention.key_state import KeyState
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
-from fairseq_lrpe.attention.torch_adapter import MultiheadLinearAttention, MultiheadSoftmaxAttention
+from fairseq_lrpe.attention.torch_adapter import (
+    MultiheadDeltaAttention,
+    MultiheadLinearAttention,
+    MultiheadSoftmaxAttention,
+)
 from fairseq_lrpe.ops import LinearState
 
 # torch.load then reads saved states without weights_only=False.
@@ -35,7 +41,9 @@ if TorchVersion(torch.__version__) >= "2.6":  # states that version 1.0 saved
 
 __all__ = [
     "AttentionState",
+    "DeltaAttention",
     "LinearAttention",
+    "MultiheadDeltaAttention",
     "MultiheadLinearAttention",
     "MultiheadSoftmaxAttention",
     "SelfAttention",

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lrpe.attention.inputs import input_features, inputs_with_context
 from fairseq_lrpe.attention.rows import reordered_rows
 from fairseq_lrpe.attention.state import check_dtypes, dtype_names, own_storage
 from fairseq_lrpe.attention.validation import check_encoding, check_mask
@@ -17,8 +18,6 @@ from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, check_token_positions, integer_positions
 from fairseq_lrpe.ops.precision import at_least_float32
 
-STATE_REMEDY = "pass the state that this module returned for the same batch"
-
 
 class AttentionState(NamedTuple):
     """State of incremental decoding, which represents all previous positions.
@@ -27,7 +26,7 @@ class AttentionState(NamedTuple):
         past: cached keys and values in softmax attention; in linear attention, sums, or keys and values while
             these are few; and the ``order`` in which the next call reads their rows. None at the start.
         length: number of previous positions.
-        inputs: last inputs (B, left_context, E), or None if the encoding has no ``input_features``.
+        inputs: last inputs (B, left_context, E), or None if neither the module nor the encoding needs them.
         feature_sum: sum (B, H, 1, F) of the ``input_features`` of all previous positions, or None if the
             encoding has none.
     """
@@ -67,6 +66,9 @@ class SelfAttention(nn.Module):
             encoding's heads, head dimension or ``causal`` differ from the arguments.
     """
 
+    left_context: int | None = None
+    """Number of inputs before the first key that the module or its encoding needs, or None for no inputs."""
+
     time_dim = 1
     """Index of the sequence dimension of the inputs and outputs, which are (B, L, E) in this class."""
 
@@ -96,6 +98,8 @@ class SelfAttention(nn.Module):
             check_encoding(encoding, num_heads, self.head_dim, causal, options)
         self.encoding = encoding
         self.causal = encoding.causal
+        if isinstance(encoding, InputsMixin):
+            self.left_context = encoding.left_context
         projections = [nn.Linear(embed_dim, embed_dim) for _ in range(4)]
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = projections
         # The initialization is that of fairseq's attention, so that models differ in their encoding only.
@@ -103,6 +107,18 @@ class SelfAttention(nn.Module):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
+
+    def project(self, x, parts, inputs):
+        """Computes queries (B, H, Lq, d), and keys and values (B, H, Lk, d), which :meth:`attend` gets.
+
+        Args:
+            x: inputs (B, Lq, E) of queries.
+            parts: list of inputs of keys, of which the last one has those at the positions of x.
+            inputs: the inputs of keys after ``left_context`` earlier ones (B, left_context + Lk, E), which
+                are 0 at padding and before the start, or None if there is no ``left_context``.
+        """
+        q = self.split_heads(self.q_proj(x))
+        return q, self._project(self.k_proj, parts), self._project(self.v_proj, parts)
 
     def attend(self, q, k, v, context, past, return_state):
         """Computes the outputs of all heads.
@@ -184,13 +200,15 @@ class SelfAttention(nn.Module):
         if keys.shape != x.shape:
             raise ValueError(f"keys must have the shape {tuple(x.shape)} of x, not {tuple(keys.shape)}")
         parts = [keys] if memory is None else [memory, keys]
-        q = self.split_heads(self.q_proj(x))
-        k = self._project(self.k_proj, parts)
-        v = self._project(self.v_proj, parts)
         if key_padding_mask is not None:
-            check_mask(key_padding_mask, k.size(0), (q.size(2), k.size(2)))
-            key_padding_mask = F.pad(key_padding_mask, (k.size(2) - key_padding_mask.size(1), 0))
-        features, inputs = self._input_features(parts, key_padding_mask, inputs)
+            lengths = x.size(self.time_dim), sum(part.size(self.time_dim) for part in parts)
+            check_mask(key_padding_mask, x.size(1 - self.time_dim), lengths)
+            key_padding_mask = F.pad(key_padding_mask, (lengths[1] - key_padding_mask.size(1), 0))
+        if self.left_context is not None:
+            rows = self._concat(parts).movedim(self.time_dim, 1)
+            inputs = inputs_with_context(rows, key_padding_mask, inputs, self.left_context)
+        features = input_features(self.encoding, inputs, key_padding_mask, self.left_context)
+        q, k, v = self.project(x, parts, inputs)
         context = Context(
             q_offset=offset + k.size(2) - q.size(2) if position_index is None else position_index,
             k_offset=offset if position_index is None else position_index,
@@ -219,6 +237,8 @@ class SelfAttention(nn.Module):
         if features is not None:
             total = to_float64(features).sum(2, keepdim=True)
             feature_sum = total if feature_sum is None else feature_sum + total
+        if inputs is not None:
+            inputs = inputs[:, inputs.size(1) - self.left_context :]
         new = AttentionState(past, offset + k.size(2), inputs, feature_sum)
         if state is None or q.size(2) > 1:  # a step keeps at most the inputs of a few tokens
             new = own_storage(new)
@@ -272,23 +292,3 @@ class SelfAttention(nn.Module):
 
     def _concat(self, parts):
         return torch.cat(parts, dim=self.time_dim) if len(parts) > 1 else parts[0]
-
-    def _input_features(self, parts, padding, inputs):
-        """Returns the encoding's input features, if it has any, and the last inputs for the next call.
-
-        ``inputs`` contains the inputs (B, left_context, E) before ``parts``, or is None at the start.
-        """
-        if not isinstance(self.encoding, InputsMixin):
-            return None, None
-        length = self.encoding.left_context
-        x = self._concat(parts).movedim(self.time_dim, 1)
-        if padding is not None:
-            x = x.masked_fill(padding[..., None], 0.0)
-        inputs = x.new_zeros(x.size(0), length, x.size(2)) if inputs is None else inputs
-        if inputs.size(0) != x.size(0):
-            raise ValueError(f"the state has a batch of {inputs.size(0)}, not {x.size(0)}: {STATE_REMEDY}")
-        x = torch.cat([inputs, x], dim=1)
-        features = self.encoding.input_features(x)
-        if padding is not None:
-            features = features.masked_fill(padding[:, None, :, None], 0.0)
-        return features, x[:, x.size(1) - length :]

@@ -14,6 +14,7 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from torch import Tensor
 
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention
+from fairseq_lrpe.attention.delta import DeltaAttention
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, has_other_encoding, layer_config
@@ -195,6 +196,10 @@ class FairseqLinearAttention(FairseqSelfAttention, LinearAttention):
     """:class:`LinearAttention` with the interface of fairseq's attention."""
 
 
+class FairseqDeltaAttention(FairseqSelfAttention, DeltaAttention):
+    """:class:`DeltaAttention` with the interface of fairseq's attention."""
+
+
 class FairseqSoftmaxAttention(FairseqSelfAttention, SoftmaxAttention):
     """:class:`SoftmaxAttention` with the interface of fairseq's attention."""
 
@@ -265,6 +270,8 @@ def build_attention(
         cfg = layer_config(cfg, layer)
         shared = SharedEncoding()  # of this layer alone
     encoding = shared.for_layer(cfg, layer=layer, **arguments)
+    if cfg.attention == "linear" and cfg.linear_rule != "additive":
+        return FairseqDeltaAttention(encoding, rule=cfg.linear_rule)
     if cfg.attention == "linear":
         return FairseqLinearAttention(
             encoding,

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fairseq_lrpe.attention.base import STATE_REMEDY
 from fairseq_lrpe.attention.rows import append_rows
+from fairseq_lrpe.attention.state import STATE_REMEDY
 from fairseq_lrpe.ops.decay import is_constant, is_of_features
 
 _MAX_SIZE = 2.0

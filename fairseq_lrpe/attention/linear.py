@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention, complete_state
+from fairseq_lrpe.attention.base import AttentionState, SelfAttention, complete_state
 from fairseq_lrpe.attention.key_state import KeyState, append_keys
 from fairseq_lrpe.attention.rows import select_rows
+from fairseq_lrpe.attention.state import STATE_REMEDY
 from fairseq_lrpe.encodings import Context, Encoding
 from fairseq_lrpe.encodings.base import overrides
 from fairseq_lrpe.encodings.transformations import decode_output, encode_values, shift_keys, shift_values
@@ -24,6 +25,8 @@ from fairseq_lrpe.ops.position_index import as_positions
 from fairseq_lrpe.ops.precision import no_autocast, sum_dtype
 from fairseq_lrpe.utils.suggest import check_choice
 
+LINEAR_RULES = ("additive", "delta", "gated_delta", "kda")
+"""How linear attention updates its state; the module of those after the first is ``DeltaAttention``."""
 LINEAR_NORMS = ("denominator", "layernorm", "content", "rmsnorm")
 """Normalizations of linear attention, which :class:`LinearAttention` explains."""
 
@@ -33,7 +36,7 @@ _MIN_CHECKPOINT_KEYS = 1024
 _EPS = 1e-6
 """Lower bound of denominators."""
 
-_RMS_EPS = 1e-5
+RMS_EPS = 1e-5
 """ε of the RMSNorm of each head, as in flash-linear-attention's layers."""
 
 MAX_FLOAT16_OUTPUT = 2.0**10
@@ -118,7 +121,7 @@ class LinearAttention(SelfAttention):
         if linear_norm == "layernorm":
             self.norm = _InputDtypeLayerNorm(embed_dim)
         elif linear_norm == "rmsnorm":
-            self.norm = _InputDtypeRMSNorm(self.head_dim, eps=_RMS_EPS)
+            self.norm = InputDtypeRMSNorm(self.head_dim, eps=RMS_EPS)
         # Recomputing the encoding includes recomputing attention, which is cheap only if it is not causal.
         self._recompute_encoding = not encoding.causal and overrides(encoding, "forward")
 
@@ -257,7 +260,7 @@ class _InputDtypeLayerNorm(nn.LayerNorm):
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
-class _InputDtypeRMSNorm(nn.RMSNorm):
+class InputDtypeRMSNorm(nn.RMSNorm):
     """RMSNorm in the dtype of its input, which is float32 even in float16 models."""
 
     def forward(self, x):

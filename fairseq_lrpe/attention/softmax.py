@@ -6,8 +6,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from fairseq_lrpe.attention.base import STATE_REMEDY, SelfAttention
+from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.attention.rows import append_rows, select_rows
+from fairseq_lrpe.attention.state import STATE_REMEDY
 from fairseq_lrpe.encodings import Encoding, prepare_scores
 from fairseq_lrpe.encodings.scores import block_scores, cached_keys, log_weights, modifies_scores
 from fairseq_lrpe.encodings.transformations import decode_output, encode_values, needs_weights

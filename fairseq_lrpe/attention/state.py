@@ -6,6 +6,8 @@ from torch import Tensor
 from fairseq_lrpe.ops.autograd import is_transformed
 from fairseq_lrpe.ops.constants import is_tracing
 
+STATE_REMEDY = "pass the state that this module returned for the same batch"
+
 _MAX_STORAGE = 1.25
 """Maximum size of the storage of a tensor in a state, relative to the tensor."""
 

@@ -1,9 +1,10 @@
-"""Linear and softmax attention with the interface of ``torch.nn.MultiheadAttention``."""
+"""Linear, delta and softmax attention with the interface of ``torch.nn.MultiheadAttention``."""
 
 import torch
 from torch import Tensor
 
 from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.attention.delta import DeltaAttention
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
 from fairseq_lrpe.ops.autograd import is_transformed
@@ -88,6 +89,10 @@ class MultiheadSelfAttention(SelfAttention):
 
 class MultiheadLinearAttention(MultiheadSelfAttention, LinearAttention):
     """:class:`LinearAttention` with the interface of ``torch.nn.MultiheadAttention``."""
+
+
+class MultiheadDeltaAttention(MultiheadSelfAttention, DeltaAttention):
+    """:class:`DeltaAttention` with the interface of ``torch.nn.MultiheadAttention``."""
 
 
 class MultiheadSoftmaxAttention(MultiheadSelfAttention, SoftmaxAttention):

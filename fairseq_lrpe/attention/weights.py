@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.attention.delta import DeltaAttention
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.encodings import START, Context, softmax_scores
 from fairseq_lrpe.encodings.scores import log_weights
@@ -11,26 +12,35 @@ from fairseq_lrpe.ops import linear_attention
 
 
 @torch.no_grad()
-def attention_weights(attention: SelfAttention, q: Tensor, k: Tensor, context: Context = START) -> Tensor:
+def attention_weights(
+    attention: SelfAttention, q: Tensor, k: Tensor, context: Context = START, gates: Tensor | None = None
+) -> Tensor:
     """Returns the weights (B, H, L, L) with which causal attention sums the values.
 
     Rows sum to 1, with these exceptions. If the encoding has ``log_weights``, rows sum to at most 1. In
     linear attention with the norms "denominator" and "content", the divisor is that of the module, at least
     1e-6. With "layernorm" and "rmsnorm", the module does not divide. The divisor is then the sum of the
     products of queries and keys without the encoding and its decay, since the sum with the encoding can be
-    negative or close to 0. Transformations of the values by the encoding are not part of the weights.
+    negative or close to 0. With a delta rule, whose weights can be negative, the divisor is the sum of their
+    absolute values. Transformations of the values by the encoding are not part of the weights.
 
     Args:
-        attention: linear or softmax attention, in evaluation mode.
+        attention: linear (also with a delta rule) or softmax attention, in evaluation mode.
         q: queries (B, H, L, d), before the feature map and the encoding.
         k: keys (B, H, L, d), likewise.
         context: the positions, and the encoding's ``input_features`` if its scores depend on them.
+        gates: with a delta rule, its gates (B, H, L, ·), by default those of inputs that are 0.
     """
     encoding = attention.encoding
+    values = torch.eye(q.size(-2), dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
+    if isinstance(attention, DeltaAttention):
+        if gates is None:
+            gates = attention.gates(q.new_zeros(q.size(0), q.size(2), attention.embed_dim))
+        weights, _ = attention.associate(q, k, values, gates, context)
+        return weights / weights.abs().sum(-1, keepdim=True).clamp(min=1e-6)
     if isinstance(attention, LinearAttention):
         q = attention.feature_map(q)
         k = attention.feature_map(k)
-        values = torch.eye(q.size(-2), dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
         options = {"log_decay": attention.log_decay(context, q), "normalize": False, "backend": "reference"}
         weights = linear_attention(*encoding(q, k, context), values, causal=True, **options)
         sums = weights if attention.linear_norm == "denominator" else (q @ k.mT).tril()

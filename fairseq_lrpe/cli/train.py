@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     args, overrides = parse(make_parser(), words)
     with exit_on_error("train"):
         experiment = Experiment.load(args.experiment, overrides)
-        check_method(args.method, args.attention, "pass --attention softmax")
+        check_method(args.method, args.attention, "pass --attention {}")
         runs = experiment.runs(args.attention, args.method, args.seeds)
         jobs = [Job(experiment, run, args.results, extra_flags=extra_flags) for run in runs]
         if args.estimate:

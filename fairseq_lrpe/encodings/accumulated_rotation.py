@@ -21,6 +21,7 @@ class AccumulatedRotation(InputsMixin, Encoding):
     """
 
     bidirectional = False
+    rotated_features = "pairs"
 
     def __init__(self, **shared):
         super().__init__(**shared)

@@ -29,6 +29,7 @@ class AxialRoPE(RotaryEncoding):
 
     multidimensional = True
     scalable = False
+    rotated_features = "pairs"
 
     def __init__(self, *, base: float = 100.0, **shared):
         super().__init__(**shared)

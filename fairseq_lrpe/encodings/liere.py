@@ -44,6 +44,7 @@ class LieRE(TableEncoding):
         ValueError: if d is not a multiple of b, or b is 1.
     """
 
+    rotated_features = "all"
     multidimensional = True
     float32_parameters = ("generators",)
 

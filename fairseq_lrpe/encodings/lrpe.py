@@ -138,6 +138,12 @@ class LRPE(PermutationBuffer, RotaryEncoding):
             self.generator = nn.Parameter(torch.zeros(d * (d - 1) // 2))
 
     @property
+    def rotated_features(self) -> str:
+        if self.core == "permutation":
+            return "all"
+        return "halves" if self.core == "unitary" and self.rotation != "fft" else "pairs"
+
+    @property
     def scalable(self) -> bool:
         return self.core != "permutation"
 

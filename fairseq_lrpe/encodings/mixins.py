@@ -20,6 +20,10 @@ class Traits:
     accumulates = False
     """Whether values that depend on the input are accumulated over consecutive tokens."""
 
+    rotated_features = ""
+    """Which features ``forward`` rotates together, if q and k keep their norms: "pairs" (2t, 2t+1), "halves"
+    (t, t + d), which are real and imaginary parts, or "all"; empty if norms can change."""
+
     multidimensional = False
     """Whether positions can have several coordinates, those of a ``PositionIndex``."""
 

@@ -24,6 +24,8 @@ class RoPE(RotaryEncoding):
         ValueError: for an odd head dimension, or a base that is not above 1.
     """
 
+    rotated_features = "pairs"
+
     def __init__(self, *, base: float = ROPE_BASE, **shared):
         super().__init__(**shared)
         if not 1 < base < math.inf:

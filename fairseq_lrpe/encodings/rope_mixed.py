@@ -39,6 +39,7 @@ class RoPEMixed(RotaryEncoding):
         ValueError: if d is not a multiple of 2, or of 4 for an image.
     """
 
+    rotated_features = "pairs"
     multidimensional = True
     float32_parameters = ("theta",)
 

@@ -36,7 +36,7 @@ def check_command_line(words: list[str]) -> None:
         if name in METHODS:
             raise UserError(
                 f"the method {name!r} does not exist in {attention} attention: pass --arch "
-                f"softmax_{family}_{name}"
+                f"{METHODS[name].attentions()[0]}_{family}_{name}"
             )
         methods = [name for name, method in METHODS.items() if attention in method.attentions()]
         raise UserError(f"{attention}_{family} has no method {name!r}{choices(name, methods, LISTING)}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from fairseq_lrpe.attention import AttentionState, LinearAttention, SelfAttention, SoftmaxAttention
+from fairseq_lrpe.attention import AttentionState, SelfAttention, SoftmaxAttention
 from fairseq_lrpe.config import recomputes_activations
 from fairseq_lrpe.encodings import ENCODINGS, START, InputsMixin
 from fairseq_lrpe.encodings.transformations import encode_values, shift_keys, shift_values
@@ -150,7 +150,7 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
 
 def check_state(attention: SelfAttention) -> None:
     """Raises a UserError if attention has no state of constant size whose positions can be shifted."""
-    if not isinstance(attention, LinearAttention):
+    if isinstance(attention, SoftmaxAttention):
         raise UserError("--memory state requires linear attention: pass --memory hidden")
     encoding = attention.encoding
     context = START

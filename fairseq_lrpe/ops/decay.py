@@ -219,7 +219,7 @@ def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]
         inner = c[..., first:, :]
         q = q.to(dtype)
         k = k.to(dtype)
-        inside = _products_inside(q, k[..., first : first + rows, :], inner)
+        inside = products_inside(q, k[..., first : first + rows, :], inner)
         before = (q * inner.exp()) @ (k[..., :first, :] * earlier.neg().exp()).mT
         return F.pad(torch.cat([before, inside], dim=-1), (0, k.size(-2) - first - rows))
 
@@ -232,11 +232,23 @@ def gated_products(log_decay: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]
     return products
 
 
-def _products_inside(q, k, sums):
-    """Returns the products of the queries and keys of a block."""
+def products_inside(q: Tensor, k: Tensor, sums: Tensor) -> Tensor:
+    """Returns the products s_ij = Σ_t exp(c_it − c_jt) q_it k_jt of the queries and keys of blocks.
+
+    Entries with j > i are 0.
+
+    Args:
+        q: queries (.., C, d), which can have additional leading dimensions.
+        k: keys (.., C, d).
+        sums: c, sums of log decays up to each position, (.., C, d), of which differences are used. They may
+            have a wider dtype than q and k.
+    """
     if not _can_read(sums):
         return FeatureProducts(q, k, sums).scores()
-    return sum(mask * ((q * a) @ (k * b).mT) for mask, a, b in block_products(sums))
+    total = 0
+    for mask, a, b in block_products(sums):
+        total = total + mask.to(q) * ((q * a.to(q)) @ (k * b.to(q)).mT)
+    return total
 
 
 def gate_bias(sums: Tensor, queries: int, keys: int, q_offset: int, dtype: torch.dtype) -> Tensor:

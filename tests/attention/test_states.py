@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention import (
+    DeltaAttention,
     LinearAttention,
     MultiheadLinearAttention,
     MultiheadSoftmaxAttention,
@@ -36,6 +37,8 @@ CASES += [
     (LinearAttention, name, {"linear_norm": "content"})
     for name in ("none", "rope", "fox", "gla", "selective_rope_fox")
 ]
+CASES += [(DeltaAttention, "lrpe", {"rule": rule}) for rule in ("delta", "gated_delta", "kda")]
+CASES += [(DeltaAttention, "selective_rope", {"rule": "kda"})]
 
 
 def built():

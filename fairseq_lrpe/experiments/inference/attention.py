@@ -37,5 +37,6 @@ def trained_weights(run: Path) -> Tensor:
 
 
 def _record_and_attend(module, attend, weights, q, k, v, context, *args):
-    weights.append(attention_weights(module, q, k, context))
+    # A delta rule has its gates in further columns of v.
+    weights.append(attention_weights(module, q, k, context, v[..., module.head_dim :]))
     return attend(q, k, v, context, *args)

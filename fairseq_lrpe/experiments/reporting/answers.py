@@ -98,7 +98,7 @@ class Answer:
 
 
 def causal_only(method: str) -> bool:
-    return not METHODS[method].encoding_class.bidirectional
+    return not METHODS[method].bidirectional
 
 
 def answers(runs: Mapping[Run, RunRecord]) -> list[Answer]:

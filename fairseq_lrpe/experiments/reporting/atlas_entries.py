@@ -12,7 +12,7 @@ import torch
 from markupsafe import Markup, escape
 from omegaconf import DictConfig
 
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.attention import DeltaAttention, LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Context, encoding_options
@@ -119,16 +119,25 @@ def _module(encoding, flags, width, heads):
     """Returns an attention module for evaluation."""
     if flags.attention == "softmax":
         return SoftmaxAttention(width, heads, encoding).eval()
+    if flags.linear_rule != "additive":
+        return DeltaAttention(width, heads, encoding, rule=flags.linear_rule).eval()
     options = {name: getattr(flags, name) for name in ("linear_norm", "feature_map", "scale_queries")}
     return LinearAttention(width, heads, encoding, **options).eval()
 
 
 def _method_entry(name, modules):
     """Returns the card of a method, except for its numbers, plots and tables."""
-    encodings = [module.encoding for module in modules["softmax"]]
+    layers = next(reversed(modules.values()))
+    encodings = [module.encoding for module in layers]
     counted = encodings[:1] if encodings[0].shared_across_layers else encodings
     cls = type(encodings[0])
-    effects = dict.fromkeys(ATTENTIONS, "Not available, because the encoding needs the matrix of scores.")
+    reason = "the encoding needs the matrix of scores"
+    if isinstance(layers[0], DeltaAttention):
+        # The rule's own parameters are what the method adds.
+        counted = [module.gates for module in layers]
+        cls = DeltaAttention
+        reason = "a delta rule has no scores"
+    effects = dict.fromkeys(ATTENTIONS, f"Not available, because {reason}.")
     for attention, layers in modules.items():
         effects[attention] = effect(layers[0], attention)
     return SimpleNamespace(
@@ -142,7 +151,7 @@ def _method_entry(name, modules):
         parameters=sum(map(_parameters, counted)),
         effects=effects,
         attentions=list(modules),
-        options=_options(cls),
+        options=_options(type(encodings[0])),
     )
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.attention.delta import DeltaAttention
 from fairseq_lrpe.encodings import ENCODINGS, Context, Encoding, InputsMixin, ScoresMixin, ValuesMixin
 from fairseq_lrpe.encodings.base import overrides
 from fairseq_lrpe.encodings.scores import log_weights
@@ -22,11 +23,19 @@ NORMS = {
     "rmsnorm": "Applies an RMSNorm to each head instead of dividing by the sum of the weights.",
 }
 """{linear norm: sentence}"""
+RULES = {
+    "delta": "Replaces what is stored for a key.",
+    "gated_delta": "Replaces what is stored for a key, and multiplies the state by a gate of each head.",
+    "kda": "Replaces what is stored for a key, and multiplies the state by gates of the features.",
+}
+"""{delta rule: sentence}"""
 
 
 def encoding_kind(method: str) -> str:
     """Returns how the encoding of a method represents positions."""
     cls = ENCODINGS[METHODS[method].encoding]
+    if "linear_rule" in METHODS[method].flags:
+        return "contextual"
     if cls.name == "none":
         return "none" if "token_positions" in METHODS[method].flags else "absolute"
     if cls.uses_absolute_positions:
@@ -49,6 +58,8 @@ def row_kind(row: Row) -> str:
 def effect(module: SelfAttention, attention: str) -> str:
     """Returns sentences about what a module's encoding does in linear or softmax attention."""
     encoding = module.encoding
+    if isinstance(module, DeltaAttention):
+        return f"{RULES[module.rule]} {NORMS['rmsnorm']}"
     decay = encoding.log_decay(Context(features=features_of_random_inputs(encoding, 1, 1)))
     sentences = []
     if overrides(encoding, "forward"):

@@ -1,6 +1,7 @@
-"""Linear attention: the public function, its definition, and its forms for CPUs and GPUs."""
+"""Linear attention: the public functions, their definitions, and their forms for CPUs and GPUs."""
 
+from fairseq_lrpe.ops.linear.delta import delta_rule
 from fairseq_lrpe.ops.linear.functional import linear_attention
 from fairseq_lrpe.ops.linear.state import LinearState
 
-__all__ = ["LinearState", "linear_attention"]
+__all__ = ["LinearState", "delta_rule", "linear_attention"]

@@ -81,13 +81,13 @@ def _varying_weights(rates, size, like):
     left = sums[..., -1:, :] - sums
     totals = F.pad(left[..., 0, :].add(rates[:, :, ::size]).cumsum(2), (0, 0, 1, 0)).mT
     read, update = torch.stack([sums, left]).to(like).exp()
-    between = _differences(totals).to(like).exp()
+    between = differences(totals).to(like).exp()
     if sums.size(-1) > 1:
         return Weights(None, sums, read, update, between)
-    return Weights(_differences(sums.squeeze(-1)).to(like).exp(), None, read, update, between)
+    return Weights(differences(sums.squeeze(-1)).to(like).exp(), None, read, update, between)
 
 
-def _differences(sums):
+def differences(sums):
     """Returns x_i − x_j of sums (.., n) for j ≤ i, and -inf for j > i, (.., n, n)."""
     later = constant(is_later, sums.size(-1), device=sums.device)
     return (sums[..., None] - sums[..., None, :]).masked_fill(later, -torch.inf)
