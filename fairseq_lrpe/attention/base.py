@@ -146,7 +146,7 @@ class SelfAttention(nn.Module):
             document_ids: numbers of the documents to which the tokens belong, integers (B, L) that do not
                 descend along a row, or the result of :meth:`Documents.from_ids`, which several layers can
                 share. The output is that of a separate call for each document, whose positions start at 0.
-                In training, documents share noise as rows of a batch do. ``document_ids`` excludes
+                In training, documents can share noise, as rows of a batch do. ``document_ids`` excludes
                 ``memory``, ``state``, ``return_state``, ``position_index`` and dynamic scaling.
 
         Returns:

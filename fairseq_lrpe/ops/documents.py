@@ -79,8 +79,8 @@ class Documents(NamedTuple):
             raise ValueError(f"document_ids must have shape (batch, length), not {tuple(numbers.shape)}")
         if numbers.is_meta or is_exporting():
             raise ValueError(
-                "document_ids determine shapes, so that torch.export and the meta device do not support "
-                "them: pad the documents to rows of their own instead"
+                "document_ids have no values on the meta device and in torch.export: pass "
+                "Documents.from_ids(...) of numbers that have"
             )
         numbers = numbers.cpu()
         changes = numbers.diff(dim=1)
