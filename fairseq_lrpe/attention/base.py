@@ -1,6 +1,7 @@
 """Base class of linear and softmax self-attention: projections, heads and the state for decoding."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -9,11 +10,12 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.attention.inputs import input_features, inputs_with_context
 from fairseq_lrpe.attention.rows import reordered_rows
-from fairseq_lrpe.attention.state import check_dtypes, dtype_names, own_storage
-from fairseq_lrpe.attention.validation import check_encoding, check_mask
+from fairseq_lrpe.attention.state import check_state, complete_state, own_storage
+from fairseq_lrpe.attention.validation import check_documents, check_encoding, check_inputs, check_mask
 from fairseq_lrpe.encodings import Context, Encoding, InputsMixin, build_encoding
 from fairseq_lrpe.encodings.base import check_positions, overrides
 from fairseq_lrpe.ops.autograd import with_zero_gradient
+from fairseq_lrpe.ops.documents import Documents, by_document
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, check_token_positions, integer_positions
 from fairseq_lrpe.ops.precision import at_least_float32
@@ -35,19 +37,6 @@ class AttentionState(NamedTuple):
     length: int = 0
     inputs: Tensor | None = None
     feature_sum: Tensor | None = None
-
-
-def complete_state(state: AttentionState) -> AttentionState:
-    """Returns a state for the caller, which has the names of its dtypes in addition."""
-    past, _, inputs, feature_sum = state
-    return AttentionState({**past, "dtypes": dtype_names(past, inputs, feature_sum)}, *state[1:])
-
-
-def check_state(state: AttentionState) -> None:
-    """Raises a ValueError if a tensor of a state has a narrower dtype than when the state was returned."""
-    past = state.past or {}
-    if "dtypes" in past:  # states of earlier versions have none
-        check_dtypes(dtype_names(past, state.inputs, state.feature_sum), past["dtypes"])
 
 
 class SelfAttention(nn.Module):
@@ -147,6 +136,7 @@ class SelfAttention(nn.Module):
         state: AttentionState | None = None,
         return_state: bool = False,
         position_index: PositionIndex | None = None,
+        document_ids: Tensor | Documents | None = None,
     ) -> Tensor | tuple[Tensor, AttentionState]:
         """Computes self-attention.
 
@@ -169,6 +159,11 @@ class SelfAttention(nn.Module):
                 therefore must not descend, and encodings that accumulate values from token to token do not
                 support other positions. ``position_index`` excludes ``memory``, ``state`` and
                 ``return_state``.
+            document_ids: numbers of the documents to which the tokens belong, integers (B, L) that do not
+                descend along a row, or the result of :meth:`Documents.from_ids`, which several layers can
+                share. The output is that of a separate call for each document, whose positions start at 0.
+                In training, documents can share noise, as rows of a batch do. ``document_ids`` excludes
+                ``memory``, ``state``, ``return_state``, ``position_index`` and dynamic scaling.
 
         Returns:
             The output (B, L, E), or a tuple of the output and the state if ``return_state``.
@@ -177,13 +172,19 @@ class SelfAttention(nn.Module):
             ValueError: if an argument has another shape, ``key_padding_mask`` is not boolean, or the state is
                 not one of this module for this batch size, for a ``position_index`` with ``memory``,
                 ``state`` or ``return_state``, with an encoding that does not support it, or with positions
-                that do not fit, or for a state in training mode with an encoding that draws noise.
-            TypeError: if ``position_index`` is not a ``PositionIndex`` of integers.
+                that do not fit, for ``document_ids`` that descend, or with what they exclude, or for a state
+                in training mode with an encoding that draws noise.
+            TypeError: if ``position_index`` is not a ``PositionIndex`` of integers, or ``document_ids`` are
+                not integers.
         """
-        if x.dim() != 3 or x.size(2) != self.embed_dim:
-            raise ValueError(
-                f"inputs must have three dimensions, of which the last is embed_dim {self.embed_dim}, not "
-                f"shape {tuple(x.shape)}"
+        check_inputs(x, keys, self.embed_dim)
+        if document_ids is not None:
+            check_documents(self.encoding, memory, state, return_state, position_index)
+            if key_padding_mask is not None:
+                check_mask(key_padding_mask, x.size(0), (x.size(1),))
+            packed = {"x": x, "keys": keys, "key_padding_mask": key_padding_mask}
+            return by_document(
+                partial(SelfAttention.forward, self), document_ids, causal=self.causal, **packed
             )
         if position_index is not None and (memory is not None or state is not None or return_state):
             raise ValueError("a memory or a state requires consecutive positions: omit position_index")
@@ -197,8 +198,6 @@ class SelfAttention(nn.Module):
         self._check_state(state, return_state)
         past, offset, inputs, feature_sum = state or AttentionState()
         keys = x if keys is None else keys
-        if keys.shape != x.shape:
-            raise ValueError(f"keys must have the shape {tuple(x.shape)} of x, not {tuple(keys.shape)}")
         parts = [keys] if memory is None else [memory, keys]
         if key_padding_mask is not None:
             lengths = x.size(self.time_dim), sum(part.size(self.time_dim) for part in parts)

@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.base import AttentionState, SelfAttention, complete_state
+from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.attention.delta_gates import DeltaGates
 from fairseq_lrpe.attention.key_state import check_state_shape
 from fairseq_lrpe.attention.linear import LINEAR_RULES, RMS_EPS, InputDtypeRMSNorm
 from fairseq_lrpe.attention.rows import select_rows
-from fairseq_lrpe.attention.state import STATE_REMEDY
+from fairseq_lrpe.attention.state import STATE_REMEDY, complete_state
 from fairseq_lrpe.encodings import Encoding
 from fairseq_lrpe.encodings.delta_rules import check_delta_rule, decay_of_rotated_features
 from fairseq_lrpe.encodings.transformations import shift_keys

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.base import AttentionState, SelfAttention, complete_state
+from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.attention.key_state import KeyState, append_keys
 from fairseq_lrpe.attention.rows import select_rows
-from fairseq_lrpe.attention.state import STATE_REMEDY
+from fairseq_lrpe.attention.state import STATE_REMEDY, complete_state
 from fairseq_lrpe.encodings import Context, Encoding
 from fairseq_lrpe.encodings.base import overrides
 from fairseq_lrpe.encodings.transformations import decode_output, encode_values, shift_keys, shift_values

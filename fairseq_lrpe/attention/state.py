@@ -46,6 +46,19 @@ def dtype_names(past: dict, *others: Tensor | None) -> str:
     return " ".join(names)
 
 
+def complete_state(state):
+    """Returns an ``AttentionState`` for the caller, which has the names of its dtypes in addition."""
+    past, _, inputs, feature_sum = state
+    return state._replace(past={**past, "dtypes": dtype_names(past, inputs, feature_sum)})
+
+
+def check_state(state) -> None:
+    """Raises a ValueError if a tensor of an ``AttentionState`` has a narrower dtype than when returned."""
+    past = state.past or {}
+    if "dtypes" in past:  # states of earlier versions have none
+        check_dtypes(dtype_names(past, state.inputs, state.feature_sum), past["dtypes"])
+
+
 def check_dtypes(found: str, returned: str) -> None:
     """Raises a ValueError if a tensor of a state has a narrower dtype than when it was returned.
 

@@ -9,6 +9,7 @@ from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
 from fairseq_lrpe.ops.autograd import is_transformed
 from fairseq_lrpe.ops.constants import is_tracing
+from fairseq_lrpe.ops.documents import Documents
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 
@@ -41,6 +42,7 @@ class MultiheadSelfAttention(SelfAttention):
         is_causal: bool = False,
         *,
         position_index: PositionIndex | None = None,
+        document_ids: Tensor | Documents | None = None,
     ) -> tuple[Tensor, None]:
         """Computes self-attention with the arguments of ``torch.nn.MultiheadAttention.forward``.
 
@@ -55,6 +57,7 @@ class MultiheadSelfAttention(SelfAttention):
             average_attn_weights: ignored, because weights are not computed.
             is_causal: whether ``attn_mask`` is known to be the causal mask, which is then not checked.
             position_index: see :meth:`SelfAttention.forward`. torch's layers do not pass it.
+            document_ids: likewise.
 
         Returns:
             The output (B, L, E), and None in place of the attention weights.
@@ -83,8 +86,8 @@ class MultiheadSelfAttention(SelfAttention):
                 )
         if key_padding_mask is not None:
             key_padding_mask = _bool_mask(key_padding_mask, "key_padding_mask")
-        out = super().forward(query, key_padding_mask=key_padding_mask, position_index=position_index)
-        return out, None
+        options = {"position_index": position_index, "document_ids": document_ids}
+        return super().forward(query, key_padding_mask=key_padding_mask, **options), None
 
 
 class MultiheadLinearAttention(MultiheadSelfAttention, LinearAttention):

@@ -6,6 +6,33 @@ from torch import Tensor
 from fairseq_lrpe.encodings import Encoding
 
 
+def check_inputs(x: Tensor, keys: Tensor | None, embed_dim: int) -> None:
+    """Raises a ValueError if inputs do not have three dimensions or the width, or keys another shape."""
+    if x.dim() != 3 or x.size(2) != embed_dim:
+        raise ValueError(
+            f"inputs must have three dimensions, of which the last is embed_dim {embed_dim}, not "
+            f"shape {tuple(x.shape)}"
+        )
+    if keys is not None and keys.shape != x.shape:
+        raise ValueError(f"keys must have the shape {tuple(x.shape)} of x, not {tuple(keys.shape)}")
+
+
+def check_documents(encoding: Encoding, memory, state, return_state: bool, position_index) -> None:
+    """Raises a ValueError for arguments and scaled angles that packed documents do not support."""
+    if memory is not None or state is not None or return_state or position_index is not None:
+        raise ValueError(
+            "document_ids cannot be combined with memory, state, return_state or position_index: call the "
+            "module for each document"
+        )
+    for part in encoding.modules():  # an encoding can contain another one
+        scaling = getattr(part, "rope_scaling", None)
+        if scaling is not None and scaling.type == "dynamic":
+            raise ValueError(
+                "dynamic scaling depends on the length of a call, which is not that of each document: call "
+                "the module for each document, or use ntk, such as ntk:4"
+            )
+
+
 def check_mask(mask: Tensor, batch: int, lengths: tuple[int, ...]) -> None:
     """Raises a ValueError if a padding mask is not boolean, or not (batch, one of ``lengths``)."""
     if mask.dtype != torch.bool:

@@ -180,7 +180,8 @@ def same_positions(a: int | PositionIndex, b: int | PositionIndex, a_length: int
 def check_token_positions(index: PositionIndex, length: int, axes: int, ascending: bool) -> PositionIndex:
     """Returns the positions of tokens, which are both queries and keys, as int64.
 
-    On a GPU, the values are checked by assertions in kernels, because reading them would wait for the GPU.
+    On a GPU and in compiled programs, the values are checked by assertions in kernels, because reading them
+    would wait for the GPU, and end the compiled graph.
 
     Args:
         index: the positions of the tokens.
@@ -209,7 +210,7 @@ def check_token_positions(index: PositionIndex, length: int, axes: int, ascendin
                 f"{name} must have shape {shape} for {length} tokens and {axes} coordinates, not "
                 f"{tuple(x.shape)}"
             )
-    if has_values(positions) and length:
+    if length and (has_values(positions) or torch.compiler.is_dynamo_compiling()):
         first = positions.amin()
         last = positions.amax()
         in_range = (first >= 0) & (last <= index.max_position)
@@ -219,15 +220,18 @@ def check_token_positions(index: PositionIndex, length: int, axes: int, ascendin
         if ascending and axes == 1:
             message = (
                 "positions must not descend or restart in causal attention, which looks only at preceding "
-                "tokens: sort the tokens, or apply_encoding(...) and a mask that separates packed sequences"
+                "tokens: sort the tokens, or pass document_ids instead for packed sequences"
             )
             _require((positions[1:] >= positions[:-1]).all(), message)
     return index._replace(query_positions=positions, key_positions=of_keys)
 
 
 def _require(condition, message):
-    """Raises a ValueError with the message if a tensor is False, or on a GPU asserts it in a kernel."""
-    if condition.is_cuda:
+    """Raises a ValueError with the message if a tensor is False.
+
+    On a GPU and in compiled programs, it asserts the condition in a kernel instead, with a RuntimeError.
+    """
+    if condition.is_cuda or torch.compiler.is_dynamo_compiling():
         assert_in_kernel(condition, message)
     elif not condition:
         raise ValueError(message)

@@ -131,7 +131,7 @@ def expand_distances(x: Tensor, queries: int, keys: int, q_offset: int | Positio
     """
     if not as_positions(q_offset).is_consecutive:
         return x[..., q_offset.distance_index()]
-    missing = max(0, queries + keys - 1 - x.size(-1))
+    missing = max(0, queries + keys - x.size(-1))  # the shift needs more columns than keys
     x = F.pad(x, (0, missing))
     if torch.compiler.is_compiling():  # unfold would compile each number of keys separately
         return _RelativeShift.plain(x.unsqueeze(-2).expand(*x.shape[:-1], queries, -1), keys)

@@ -273,6 +273,13 @@ def test_short_examples():
 
 
 def test_example_of_packed_sequences():
+    names = example("document_ids_from_cu_seqlens(boundaries)")
+    module, texts = names["attention"], names["x"][0].split([30, 50, 20])
+    expected = torch.cat([module(text[None]) for text in texts], dim=1)
+    torch.testing.assert_close(names["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_example_of_packed_sequences_in_own_attention():
     names = example("# three texts in one row")
     encoding, first = names["encoding"], slice(30, 80)
     q, k, v = (names[x][:, :, first] for x in "qkv")

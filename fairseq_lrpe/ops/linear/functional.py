@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.decay import is_constant, prepared_log_decay
+from fairseq_lrpe.ops.documents import Documents, by_document
 from fairseq_lrpe.ops.linear.chunk import attend_last, chunk
 from fairseq_lrpe.ops.linear.fla import fla, fla_supports
 from fairseq_lrpe.ops.linear.reference import reference
@@ -30,6 +31,7 @@ def linear_attention(
     chunk_size: int | None = None,
     backend: str = "auto",
     eps: float = 1e-6,
+    document_ids: Tensor | Documents | None = None,
 ) -> Tensor | tuple[Tensor, LinearState]:
     """Computes linear attention in O(L) time (LRPE Eq. 3; Katharopoulos et al. 2020).
 
@@ -62,6 +64,9 @@ def linear_attention(
             whose speed was not measured yet); or "auto" (fla where it is installed and supports the
             arguments, otherwise chunk).
         eps: lower bound of the denominator.
+        document_ids: numbers (B, L) of the documents in packed rows, or the result of
+            :meth:`fairseq_lrpe.ops.documents.Documents.from_ids`; Lq = Lk is required. The output is that of
+            a separate call for each document. Excludes ``state`` and ``return_state``.
 
     Returns:
         The output (B, H, Lq, dv), or a tuple of the output and the new state. Half-precision input gives
@@ -69,9 +74,19 @@ def linear_attention(
 
     Raises:
         ValueError: for an unknown backend or one that does not support the arguments, incompatible shapes, a
-            causal call with more queries than keys, a decay without ``causal``, or a chunk size below 1.
+            causal call with more queries than keys, a decay without ``causal``, a chunk size below 1, or
+            ``document_ids`` that descend or are combined with what they exclude.
+        TypeError: if ``document_ids`` are not integers.
     """
     _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size)
+    if document_ids is not None:
+        if state is not None or return_state or q.size(2) != k.size(2):
+            raise ValueError(
+                "document_ids require as many queries as keys, and neither state nor return_state: call "
+                "linear_attention for each document"
+            )
+        options = {"normalize": normalize, "chunk_size": chunk_size, "backend": backend, "eps": eps}
+        return _by_document(q, k, v, document_ids, causal, log_decay, key_padding_mask, options)
     if backend == "auto":
         backend = "fla" if fla_supports(q, k, v) else "chunk"
     if backend not in BACKENDS:
@@ -99,6 +114,23 @@ def linear_attention(
             v = v[:, :, earlier:]
         args = Arguments(causal, normalize, log_decay, state, return_state, chunk_size, eps, dtype)
         return BACKENDS[backend](q, k, v, args)
+
+
+def _by_document(q, k, v, document_ids, causal, log_decay, key_padding_mask, options):
+    inputs = {"q": q, "k": k, "v": v}
+    if log_decay is not None and not is_constant(log_decay):
+        inputs["log_decay"] = log_decay
+    else:
+        options = {**options, "log_decay": log_decay}
+
+    def attend(key_padding_mask, **rows):
+        rows = {name: x.transpose(1, 2) for name, x in rows.items()}
+        out = linear_attention(**rows, **options, causal=causal, key_padding_mask=key_padding_mask)
+        return out.transpose(1, 2)
+
+    inputs = {name: x.transpose(1, 2) for name, x in inputs.items()}  # (B, L, H, ...)
+    out = by_document(attend, document_ids, causal=causal, key_padding_mask=key_padding_mask, **inputs)
+    return out.transpose(1, 2)
 
 
 def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
