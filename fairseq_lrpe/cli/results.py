@@ -76,7 +76,7 @@ def show_table(table: Table, args: Namespace) -> None:
     from fairseq_lrpe.experiments.reporting.encoding_descriptions import row_kind
 
     records = tables.read_table_runs(table, args.results)
-    summary = tables.show_table(table, records, args.format)
+    summary = tables.print_results(table, records, args.format)
     if args.plot:
         plots.plot_table(table, records, args.plot)
     if args.plot_columns:
@@ -89,7 +89,7 @@ def show_experiment(args: Namespace) -> None:
     from fairseq_lrpe.experiments.reporting import plots, tables
 
     records = tables.read_experiment_runs(args.experiment, args.results)
-    tables.show_experiment(records, args.format)
+    tables.print_runs(records, args.format)
     if args.plot:
         plots.plot_curves(args.experiment, plots.experiment_lines(records), args.plot)
 

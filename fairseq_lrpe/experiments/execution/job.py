@@ -62,7 +62,7 @@ class Job:
         return self.experiment.settings(self.run)
 
     @property
-    def config(self) -> dict:
+    def recorded_config(self) -> dict:
         """The settings as a dictionary, in which ``starts_from`` is :attr:`start_name`.
 
         Paths in the data folder, such as ``train.embed_path``, are those without an override of ``data``.

@@ -36,7 +36,7 @@ def run_settings(job: Job) -> dict:
         "gpu_names": [] if job.cpu else gpu_names(job),
         "processor": run_directory.processor({**os.environ, **job.environment}, processes),
         "flags": job.extra_flags,
-        "config": job.config,
+        "config": job.recorded_config,
         "starts_from": initial_checkpoint(job),
         "data": data_sizes(job.kind, job.cfg),
         "versions": run_directory.installed_versions(),

@@ -68,7 +68,7 @@ def execute_run(job: Job) -> None:
 def check_settings(job: Job, settings: dict) -> None:
     """Raises a UserError if the folder of the run, or of one of its trials, has other settings."""
     for checked in (job, *job.trials()):
-        changed = {"config": checked.config, "changes": dict(checked.run.changes)}
+        changed = {"config": checked.recorded_config, "changes": dict(checked.run.changes)}
         run_directory.check_settings(checked.folder, settings | changed)
 
 
@@ -203,7 +203,7 @@ def check_finished(job: Job) -> None:
         **read_settings(job.folder),
         **asdict(job.run),
         "changes": dict(job.run.changes),
-        "config": job.config,
+        "config": job.recorded_config,
         "flags": job.extra_flags,
         "data": data_sizes(job.kind, job.cfg),
     }

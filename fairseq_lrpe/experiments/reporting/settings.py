@@ -117,7 +117,7 @@ def configured_settings(
                 evaluations = {}
                 for name in job.kind.evaluations(job.cfg):
                     evaluations[name] = job.evaluation_settings(name)
-                settings[key] = job.config, evaluations
+                settings[key] = job.recorded_config, evaluations
             config, evaluations = settings[key]
             configured[run] = compared(config | {"starts_from": job.start_name}, run.method, evaluations)
     return configured

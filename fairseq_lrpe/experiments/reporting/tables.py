@@ -67,7 +67,7 @@ def omissions(records: Iterable[RunRecord]) -> Iterator[str]:
         yield f"numbers of {runs} are not shown: {reason}"
 
 
-def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
+def print_results(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
     """Prints a table in a format, "csv" or one of ``renderers.show``, and returns its summary."""
     summary = summarize(table, records)
     if format == "csv":
@@ -236,7 +236,7 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     return records
 
 
-def show_experiment(records: list[RunRecord], format: str | None = None) -> None:
+def print_runs(records: list[RunRecord], format: str | None = None) -> None:
     if format == "csv":
         renderers.show_csv(summarize_runs(records)[aggregate.RUNS_CSV], "measured_seeds")
     else:
