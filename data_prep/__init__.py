@@ -1,4 +1,4 @@
-"""Prepares published corpora and your own data for fairseq; the classes of corpora are in ``corpora``.
+"""Preparation of published corpora and of your own data for fairseq; ``corpora`` has the classes of corpora.
 
 Packages that take seconds to import are imported in the functions that need them.
 """

@@ -1,4 +1,4 @@
-"""Finds and concatenates the text files of splits, and binarizes them with fairseq-preprocess."""
+"""Functions that find, concatenate and binarize the text files of splits."""
 
 import codecs
 import os
@@ -16,7 +16,7 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def splits_in(folder: Path, ending: str) -> list[str]:
-    """Returns the splits, such as "train" or "valid1", for which a folder has a file with this ending."""
+    """Returns the splits, such as "train" or "valid1", for which a folder has a file SPLIT + ``ending``."""
     names = sorted(path.name.removesuffix(ending) for path in folder.glob(f"*{ending}"))
     splits = []
     for split in SPLITS:
@@ -27,7 +27,10 @@ def splits_in(folder: Path, ending: str) -> list[str]:
 
 
 def concatenate(files: Iterable[Path], target: Path) -> None:
-    """Joins non-empty UTF-8 files in ``target``, without byte order marks, each with a newline at its end."""
+    """Writes the contents of non-empty UTF-8 files to ``target``.
+
+    Byte order marks are omitted, and each content ends with a newline.
+    """
     with target.open("wb") as out:
         for file in files:
             with file.open("rb") as text:

@@ -1,4 +1,4 @@
-"""Base class of the corpora that fairseq_lrpe/data/corpora.py lists."""
+"""The base class of the corpora that fairseq_lrpe/data/corpora.py lists."""
 
 import json
 import os
@@ -18,12 +18,15 @@ RECORD = "source.json"  # the path given by --from, or None, and the options tha
 
 
 def number(text: str, minimum: int = 1, **options) -> dict:
-    """Returns the arguments of add_argument for an integer of at least ``minimum``; ``text`` is its help."""
+    """Returns the arguments of ``add_argument`` for an option with an integer of at least ``minimum``.
+
+    ``text`` is the help text, and ``options`` are further arguments of ``add_argument``.
+    """
     return {"type": min_int(minimum), "metavar": "N", "help": text, **options}
 
 
 def compared(counts: dict[str, int], published: dict[str, int] | None) -> str:
-    """Returns the text of {name: count}, and of the published counts, if they are known and different."""
+    """Returns ``counts`` as text, followed by a comparison with the published counts if these are known."""
     text = counts_text(counts)
     if not published:
         return text
@@ -35,17 +38,17 @@ def counts_text(counts: dict[str, int]) -> str:
 
 
 class Corpus:
-    """Base class of corpora; binarized data is written to the folder OUT/bin (OUT is the value of --out).
+    """Base class of corpora, whose binarized data is written to the folder OUT/bin (OUT: the value of --out).
 
-    The ``args`` of all methods are the command's options; ``args.source`` is the path given by --from, or
-    None.
+    The ``args`` of all methods are the options of the command ``lrpe prepare``. ``args.source`` is the path
+    given by --from, or None.
 
     Attributes:
-        facts: The corpus's entry in sources.yaml.
-        accepts: Description of what --from accepts.
-        task: The fairseq task that reads the binarized data.
-        options: {option: arguments of argparse's add_argument}.
-        unrecorded: Options that do not affect the data, and ``source``, which is recorded as "from".
+        facts: the corpus's entry in sources.yaml.
+        accepts: description of the files that --from accepts.
+        task: the fairseq task that reads the binarized data.
+        options: {option: arguments of argparse's ``add_argument``}.
+        unrecorded: options that do not affect the data, and ``source``, which is recorded as "from".
     """
 
     accepts: str
@@ -58,23 +61,26 @@ class Corpus:
         self.facts = SOURCES.get(name, {})
 
     def parts(self, args: Namespace) -> list[Namespace]:
-        """Returns the options of each separately prepared part, such as a GLUE task, with its own ``out``."""
+        """Returns the options for each part that is prepared in a separate folder, such as a GLUE task."""
         return [args]
 
     def check(self, args: Namespace) -> None:
-        """Raises UserError if the options cannot be used together, or with this source."""
+        """Raises UserError if the options cannot be used together, or with the given source."""
 
     def archive(self, args: Namespace) -> Path:
-        """Returns the folder given by --from, or OUT/unpacked.part with the given or downloaded archive."""
+        """Returns a folder with the published files: the value of --from, or that of the unpacked archive.
+
+        The archive, the value of --from or a download, is unpacked to OUT/unpacked.part.
+        """
         source = args.source or fetch(args.out / self.facts["archive"], self.facts)
         return unpacked(source, args.out / UNPACKED)
 
     def write_text(self, args: Namespace, folder: Path) -> None:
-        """Writes the corpus as plain text into ``folder``; needed only by corpora that call ``text``."""
+        """Writes the corpus as plain text into ``folder``; only corpora that call :meth:`text` define it."""
         raise NotImplementedError
 
     def text(self, args: Namespace) -> Path:
-        """Returns the folder OUT/text; if it does not exist, creates it with ``write_text``."""
+        """Returns the folder OUT/text, which :meth:`write_text` fills if it does not exist."""
         text = args.out / "text"
         if not text.is_dir():
             with recorded_folder(text, self.record(args)) as part:
@@ -86,7 +92,7 @@ class Corpus:
         raise NotImplementedError
 
     def record(self, args: Namespace) -> dict:
-        """Returns {option: value} of all options that affect the data, and "from", with absolute paths."""
+        """Returns {option: value} of the options that affect the data, and "from"; paths are absolute."""
         record = {"from": args.source and os.path.realpath(args.source)}
         for name, value in vars(args).items():
             if name not in self.unrecorded:
@@ -107,7 +113,7 @@ class Corpus:
 
 @contextmanager
 def recorded_folder(folder: Path, record: dict) -> Iterator[Path]:
-    """Yields a temporary folder, and on success writes the record to it and renames it to ``folder``."""
+    """Yields a temporary folder; without an error, adds the record to it and renames it to ``folder``."""
     print(f"Preparing {folder}", flush=True)
     with atomic_folder(folder) as part:
         yield part
@@ -115,7 +121,10 @@ def recorded_folder(folder: Path, record: dict) -> Iterator[Path]:
 
 
 def check_record(folder: Path, record: dict) -> None:
-    """Raises UserError if ``folder`` exists, but was not made by this command with these options."""
+    """Raises UserError if ``folder`` exists, but was not made by ``lrpe prepare`` with these options.
+
+    ``record`` is the result of :meth:`Corpus.record`.
+    """
     file = folder / RECORD
     if file.is_file():
         try:

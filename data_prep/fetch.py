@@ -1,9 +1,9 @@
-"""Verified downloads from mirrors, unpacking of archives, and listing of their files.
+"""Verified downloads from mirrors, and unpacking and listing of archives.
 
 ``SOURCES`` is the content of sources.yaml. The ``facts`` of a file are its ``size`` in bytes, its ``sha256``,
-and its ``mirrors``, which are base URLs to which the file's name is appended. This module
-implements downloads itself, because pooch cannot resume a partial download and huggingface_hub downloads only
-from the Hugging Face Hub.
+and its ``mirrors``, which are base URLs to which the file's name is appended. This module implements
+downloads itself, because pooch cannot resume a partial download and huggingface_hub downloads only from the
+Hugging Face Hub.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ TOO_MANY_REQUESTS = 429
 
 
 def mismatch(path: Path, facts: dict) -> str | None:
-    """Returns how a file differs from the published size and SHA-256, or None if it is identical."""
+    """Returns a text that says how a file differs from the published size or SHA-256, or None."""
     check_regular(path)
     size = path.stat().st_size
     if size != facts["size"]:
@@ -57,14 +57,20 @@ def mismatch(path: Path, facts: dict) -> str | None:
 def fetch(dest: Path, facts: dict, copy: Path | None = None, option: str = "--from") -> Path:
     """Returns the path of a published file: ``copy``, or else ``dest``, which is downloaded if necessary.
 
-    An incomplete ``dest``.part is resumed. ``option`` is the command's option that accepts a copy.
+    An incomplete download, ``dest``.part, is resumed.
+
+    Args:
+        dest: path of the downloaded file, with its published name.
+        facts: the file's entry in ``SOURCES``.
+        copy: the user's copy of the file, or None.
+        option: option of the command that accepts a copy, for messages.
 
     Raises:
-        UserError: If the copy is missing or differs from the published file, or no mirror provides it.
+        UserError: if the copy is missing or differs from the published file, or no mirror provides the file.
     """
     if copy:
         if reason := mismatch(copy, facts):
-            raise UserError(f"{copy} is not the published {dest.name}: it {reason}")
+            raise UserError(f"{copy} is not the published {dest.name}: it {reason}; download it again")
         return copy
     if dest.is_file() and not mismatch(dest, facts):
         return dest
@@ -84,7 +90,7 @@ def fetch(dest: Path, facts: dict, copy: Path | None = None, option: str = "--fr
 
 
 def _download_verified(part, url, facts):
-    """Completes the file ``part`` from a URL; returns the reason if that is impossible, or None."""
+    """Completes the file ``part`` from a URL; returns None, or the reason for which this failed."""
     seconds = MIN_TIME + facts["size"] / MIN_RATE
     deadline = monotonic() + seconds
     for attempt in range(TRIES):
@@ -112,12 +118,12 @@ def _download_verified(part, url, facts):
 
 
 class TimeLimitError(Exception):
-    """A download takes too long, although data arrives."""
+    """Raised if a download takes too long although data arrives."""
 
 
 @contextlib.contextmanager
 def _connection_errors():
-    """Raises a ConnectionError for all errors of the network, to tell them from those of writing the file."""
+    """Raises ConnectionError for errors of the network, to distinguish them from errors of writing a file."""
     try:
         yield
     except urllib.error.HTTPError:
@@ -137,7 +143,7 @@ def _read(response, limit):
 
 
 def _download(part, url, size, deadline):
-    """Appends the missing bytes of a file at a URL to ``part``, and one more if there are too many."""
+    """Appends the missing bytes of a file at a URL to ``part``, and one more byte if the file is too long."""
     start = part.stat().st_size if part.exists() else 0
     if start >= size:
         return
@@ -157,13 +163,13 @@ def _download(part, url, size, deadline):
 
 
 def unpacked(source: Path, folder: Path) -> Path:
-    """Returns ``source`` if it is a folder; else replaces ``folder`` by the unpacked archive and returns it.
+    """Returns ``source`` if it is a folder; otherwise unpacks the archive ``source`` and returns ``folder``.
 
-    The caller removes ``folder``, also after an error.
+    A previous content of ``folder`` is removed. The caller removes ``folder``, also after an error.
 
     Raises:
-        UserError: If the archive is damaged or has a device, a file or link to the outside of its folder, or,
-            in a zip archive, any link.
+        UserError: if the archive is damaged, or contains a device, a file or link that leads out of the
+            folder, or, in a zip archive, any link.
     """
     if source.is_dir():
         return source
@@ -190,7 +196,7 @@ def unpacked(source: Path, folder: Path) -> Path:
 
 
 def with_slashes(members: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
-    """Replaces backslashes in names by slashes if Windows made the archive, and returns the members."""
+    """Returns the members of a zip archive, with slashes for the backslashes of archives made by Windows."""
     names = "".join(member.filename for member in members)
     for member in members:
         if member.create_system == MS_DOS or "/" not in names:
@@ -199,9 +205,9 @@ def with_slashes(members: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
 
 
 def all_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
-    """Returns the members of a tar archive; raises ReadError if it ends without the zero block of its end.
+    """Returns the members of a tar archive; raises ReadError if it does not end with a block of zeros.
 
-    tarfile regards a damaged or truncated header as the end.
+    tarfile regards a damaged or truncated header as the end of an archive.
     """
     members = archive.getmembers()
     file = archive.fileobj
@@ -214,7 +220,13 @@ def all_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
 
 
 def checked(archive: tarfile.TarFile, source: Path, folder: Path) -> Iterator[tarfile.TarInfo]:
-    """Yields the members of a tar archive, each before it is unpacked; may raise UserError."""
+    """Yields the members of a tar archive; raises UserError before a member that is unsafe to unpack.
+
+    Args:
+        archive: the opened archive.
+        source: path of the archive, for messages.
+        folder: the folder into which the archive is unpacked.
+    """
     root = folder.resolve()
     for member in archive:
         member.name = member.name.lstrip("/")  # as the command tar does
@@ -232,9 +244,9 @@ def check_member(archive: Path, name: str, is_safe: bool) -> None:
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
-    """Yields (path, offset, size) of each visible file in a tar archive and in the tar archives inside it.
+    """Yields (path, offset, size) of each visible file in a tar archive and in tar archives inside it.
 
-    Offset and size are in bytes, in ``archive``. The archive must not be compressed.
+    Offsets are positions in ``archive``, which must not be compressed; offsets and sizes are in bytes.
     """
     check_regular(archive)
     with archive_errors(archive), tarfile.open(archive, "r:") as opened:

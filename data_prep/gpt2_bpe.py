@@ -1,4 +1,4 @@
-"""The files of GPT-2's byte-pair encoding, and the function that encodes a line with them."""
+"""The files of GPT-2's byte pair encoding (BPE), and the function that encodes a line with these files."""
 
 import hashlib
 import json
@@ -19,31 +19,34 @@ BYTES = 256  # number of types of single bytes; each further type is the result 
 def provide(folder: Path, source: Path | None = None, types: int | None = None) -> None:
     """Writes the BPE files to ``folder``: verified copies from ``source``, or downloaded files.
 
-    With ``types``, vocab.bpe and dict.txt are limited to the bytes and the first merges.
+    Args:
+        folder: the folder of the files.
+        source: the user's folder with copies of the files, or None.
+        types: number of types to which vocab.bpe and dict.txt are limited; see :func:`first_types`.
 
     Raises:
-        UserError: If ``folder`` contains the files of another number of types.
+        UserError: if ``folder`` contains the files of another number of types.
     """
     contents = {name: published(folder / "published" / name, source and source / name) for name in FILES}
     if types:
         contents = first_types(contents, types)
     merges = folder / "vocab.bpe"
     if file_exists(merges) and merges.read_bytes() != contents[merges.name]:
-        raise UserError(f"{folder} was made with another --bpe-types: pass the same, or another --out")
+        raise UserError(f"{folder} was made with another --bpe-types: pass the same number, or change --out")
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         write_atomic(folder / name, content)
 
 
 def first_types(contents: dict[str, bytes], types: int) -> dict[str, bytes]:
-    """Returns the BPE files {name: content}, limited to the 256 bytes and the results of the first merges.
+    """Returns the BPE files {name: content}, limited to ``types`` types: the 256 bytes and the first merges.
 
-    ``types`` is the number of types. Only vocab.bpe and dict.txt become shorter; encoder.json does not,
-    because the encoder never returns a type whose merge is removed.
+    Only vocab.bpe and dict.txt become shorter. encoder.json is unchanged, because the encoder never returns a
+    type whose merge is removed.
     """
     version, *merges = contents["vocab.bpe"].splitlines(keepends=True)
     if types > BYTES + len(merges):
-        raise UserError(f"--bpe-types {types} is too large: GPT-2's BPE has {BYTES + len(merges)} types")
+        raise UserError(f"--bpe-types {types} is too large: use at most {BYTES + len(merges)}, all types")
     merges = merges[: types - BYTES]
     pairs = set()
     for merge in merges:
@@ -60,10 +63,10 @@ def first_types(contents: dict[str, bytes], types: int) -> dict[str, bytes]:
 
 
 def published(dest: Path, copy: Path | None = None) -> bytes:
-    """Returns the verified content of a published BPE file: of ``copy``, or of ``dest``, which is downloaded.
+    """Returns the verified content of a published BPE file, from ``copy`` or downloaded to ``dest``.
 
-    If a dict.txt has additional madeupwords at its end, as in other fairseq releases (51,196 lines), they are
-    removed.
+    Additional madeupwords at the end of a copy of dict.txt, which other releases of fairseq have (51,196
+    lines), are removed.
     """
     facts = FILES[dest.name]
     if copy and file_exists(copy) and dest.name == "dict.txt":

@@ -1,4 +1,4 @@
-"""Base classes of labeled corpora, and functions that write the files of their binarized data."""
+"""Base classes of labeled corpora, and functions that write the files of binarized labeled data."""
 
 import json
 import warnings
@@ -30,8 +30,8 @@ TRAIN_ROWS = {"--train-rows": number("use only the first N rows of each training
 class Labeled(Corpus):
     """Base class of corpora for the tasks ``classification`` and ``image_classification``.
 
-    ``types`` are the symbols of the dictionary without fairseq's special ones, or none if the inputs are the
-    bytes of image files; ``labels`` are the names of the classes.
+    ``types`` are the symbols of the dictionary without fairseq's special symbols; it is empty if the inputs
+    are the bytes of image files. ``labels`` are the names of the classes.
     """
 
     task = "classification"
@@ -43,7 +43,10 @@ class Labeled(Corpus):
         self.unreadable: list[str] = []  # name and error of each image that cannot be decoded
 
     def splits(self, args: Namespace) -> Iterator[tuple[str, Iterable[tuple], int | None]]:
-        """Yields (split, rows for :func:`write_split`, number of rows or None if unknown)."""
+        """Yields (split, rows for :func:`write_split`, number of rows) of each split.
+
+        The number of rows, which progress bars show, is None if it is unknown.
+        """
         raise NotImplementedError
 
     def metadata(self, args: Namespace) -> dict:
@@ -59,11 +62,18 @@ class Labeled(Corpus):
         write_dictionary(folder, self.types, self.labels, counts, **self.metadata(args))
 
     def readable(self, read: Callable, images: list[tuple[object, tuple]], workers: int) -> Iterator[tuple]:
-        """Yields (image, ``read(image)``) of each (name, image), and adds decoding errors to ``unreadable``.
+        """Yields (image, ``read(image)``) of each image that can be decoded.
+
+        The names of other images are added to ``unreadable``, with the errors.
+
+        Args:
+            read: function that returns the values of an image.
+            images: [(name, image)].
+            workers: number of processes.
 
         Raises:
-            UserError: At the end, if most of the images are unreadable.
-            OSError: If a file cannot be read.
+            UserError: at the end, if more than half of the images are unreadable.
+            OSError: if a file cannot be read.
         """
         before = len(self.unreadable)
         total = len(images)
@@ -77,7 +87,7 @@ class Labeled(Corpus):
         count = len(self.unreadable) - before
         if 2 * count > total:
             example = f"for example {self.unreadable[-1]}"
-            raise UserError(f"{count:,} of {total:,} images are unreadable, {example}; repair or remove them")
+            raise UserError(f"{count:,} of {total:,} images are unreadable, {example}: repair or remove them")
 
     def vocabulary(self, data):
         return super().vocabulary(data) if (data / "dict.txt").is_file() else ""
@@ -99,19 +109,19 @@ class Generated(Labeled):
     """Base class of corpora that are generated or, with --from, read from published files.
 
     The same options give the same bytes on every machine and with any number of processes. All options have
-    defaults and are for generated data.
+    defaults and affect generated data only.
     """
 
     def check(self, args):
         for option, settings in self.options.items():
             if args.source and getattr(args, option[2:].replace("-", "_")) != settings["default"]:
-                raise UserError(f"{option} is for generated data: it cannot be combined with --from")
+                raise UserError(f"{option} is for generated data, not for --from: omit one of the two")
 
     def published_rows(self, args):
         return super().published_rows(args) if args.source else {}
 
     def generated(self, args: Namespace) -> Iterator[tuple]:
-        """Yields at least as many generated rows as --rows requests for all splits together."""
+        """Yields generated rows, at least as many as --rows requests for all splits together."""
         raise NotImplementedError
 
     def published(self, args: Namespace) -> Iterator[tuple[str, Iterable[tuple], int]]:
@@ -150,7 +160,7 @@ def try_read(read: Callable, image: tuple) -> tuple[np.ndarray | None, str]:
 
 
 def path_in(image: tuple) -> str | None:
-    """Returns the first path in the fields of an image, or None if there is none."""
+    """Returns the first path in the fields of an image as text, or None without a path."""
     for field in image:
         if isinstance(field, Path):
             return str(field)
@@ -158,7 +168,10 @@ def path_in(image: tuple) -> str | None:
 
 
 def dataset_builder(prefix: Path, types: int):
-    """Returns a builder of rows of indices into a dictionary of ``types`` symbols, or of bytes if it is 0."""
+    """Returns fairseq's builder of the file ``prefix``.bin.
+
+    Its rows are indices into a dictionary of ``types`` symbols, or bytes if ``types`` is 0.
+    """
     from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
     dtype = (np.uint16 if types <= 1 << 16 else np.int32) if types else np.uint8
@@ -190,7 +203,7 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
 def write_dictionary(folder: Path, types: Sequence[str], labels: Sequence[str], rows: dict, **metadata):
     """Writes dict.txt, if there are ``types``, and the file that ``data.layout.read_metadata`` reads.
 
-    Call it after :func:`write_split` of every split, because it counts the inputs by their files.
+    This function must be called after :func:`write_split` of every split, because it counts their files.
 
     Args:
         folder: the folder of the splits.

@@ -1,4 +1,4 @@
-"""Base class of word-level corpora of labeled texts or pairs of texts.
+"""The base class of word-level corpora of labeled texts or pairs of texts.
 
 OUT/text contains the raw texts and their Penn Treebank tokens, and OUT/bin contains the word indices. The
 vocabulary consists of the words that occur more than three times in the training set. With --vectors, it is
@@ -39,7 +39,10 @@ class LabeledWords(Labeled):
             word_vectors.dimension(args.vectors)
 
     def rows(self, args: Namespace) -> dict[str, Iterable[tuple]]:
-        """Returns {split: rows}; a row is (text, second text if the corpus has pairs, label or None)."""
+        """Returns {split: rows}; a row is (text, label), or (text, second text, label) of a corpus of pairs.
+
+        The label is None if it is unknown.
+        """
         raise NotImplementedError
 
     def write_text(self, args, folder):
@@ -77,10 +80,10 @@ class LabeledWords(Labeled):
 
 
 def label_names(text: Path) -> list[str]:
-    """Returns the sorted labels of the training set.
+    """Returns the sorted labels of the training set in the folder ``text``.
 
     Raises:
-        UserError: If there are fewer than two, or another split has a label that is not among them.
+        UserError: if the training set has fewer than two labels, or another split has a further label.
     """
     names = sorted(set(read_lines(text / "train.label")))
     if len(names) < 2:
@@ -93,7 +96,7 @@ def label_names(text: Path) -> list[str]:
 
 
 def vocabulary(text: Path) -> list[str]:
-    """Returns the words that occur at least MIN_COUNT times in the training set, most frequent first."""
+    """Returns the words that occur at least MIN_COUNT times in the training set, by decreasing frequency."""
     counts = Counter()
     for path in sorted(text.glob("train.input?")):
         for line in progress(read_lines(path), f"words of {path.name}", "lines"):

@@ -1,4 +1,4 @@
-"""The dashes, called paddles, of Pathfinder's contours: their geometry and how they are drawn."""
+"""Geometry and drawing of paddles, the dashes of Pathfinder's contours."""
 
 import math
 from collections.abc import Iterator
@@ -40,9 +40,10 @@ def step(point: Point, angle: float, distance: float) -> Point:
 
 @cache
 def shift(angle: float, distance: float) -> Point:
-    """Returns the offset (rows, columns) in pixels of a distance at an angle.
+    """Returns the offset (rows, columns) in pixels that corresponds to a distance at an angle in radians.
 
-    Sines and cosines are rounded first because their last digits differ between machines.
+    The products of the distance with sine and cosine are first rounded to six digits, because further digits
+    differ between machines.
     """
     y = round(round(distance * math.sin(angle), 6))
     x = round(round(distance * math.cos(angle), 6))
@@ -51,7 +52,10 @@ def shift(angle: float, distance: float) -> Point:
 
 @cache
 def paddle_masks(angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns masks (sides 2 REACH + 1) of a paddle that ends at the center, without and with its margin."""
+    """Returns two masks of a paddle that ends at the center, without and with its margin.
+
+    The masks are squares of 2 REACH + 1 pixels per side.
+    """
     center = FINER * REACH
     drawing = Image.new("L", (2 * center + 1, 2 * center + 1))
     y, x = step((center, center), angle, -FINER * LENGTH)
@@ -62,25 +66,25 @@ def paddle_masks(angle: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def disc(size: int, center: Point, radius: float) -> np.ndarray:
-    """Returns the supersampled mask (size, size) of a disc, whose center and radius are in image pixels."""
+    """Returns the mask (size, size) of a disc, supersampled by FINER; center and radius are in pixels."""
     y, x = np.ogrid[:size, :size]
     return (y - FINER * center[0]) ** 2 + (x - FINER * center[1]) ** 2 <= (FINER * radius) ** 2
 
 
 def downsample(fine: np.ndarray, size: int) -> np.ndarray:
-    """Returns a mask downsampled to (size, size) with a Lanczos filter, with values from 0 to 1."""
+    """Returns a mask downsampled to (size, size) by a Lanczos filter; its values are from 0 to 1."""
     image = Image.fromarray(255 * fine.astype(np.uint8))
     return np.asarray(image.resize((size, size), Image.Resampling.LANCZOS), np.float32) / 255
 
 
 @cache
 def empty(window: int) -> np.ndarray:
-    """Returns the taken area of an empty window with its frame: 1 in the frame and the border, 0 inside."""
+    """Returns the mask of the taken area of an empty window: 1 in the frame and the border, 0 inside."""
     return np.pad(np.zeros((window - 2 * PADDING,) * 2, np.float32), PADDING + FRAME, constant_values=1)
 
 
 def patch(framed: np.ndarray, head: Point) -> np.ndarray:
-    """Returns the part of a window with a frame that the masks of a paddle with this head cover."""
+    """Returns the part of a window with a frame that the masks of a paddle with the head ``head`` cover."""
     y = head[0] + FRAME - REACH
     x = head[1] + FRAME - REACH
     return framed[y : y + 2 * REACH + 1, x : x + 2 * REACH + 1]

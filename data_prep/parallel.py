@@ -1,4 +1,4 @@
-"""Parallel mapping of items or the lines of a file in their order, and progress bars."""
+"""Parallel mapping that preserves the order of items or of the lines of a file, and progress bars."""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -21,15 +21,16 @@ _function = None  # the function that this worker process applies
 
 
 def progress(iterable: Iterable | None, description: str, unit: str = "B", **options) -> tqdm:
-    """Returns a tqdm progress bar that is shown in a terminal only and disappears at the end."""
+    """Returns a progress bar of tqdm that is shown only on a terminal and disappears at the end."""
     options = {"unit": unit, "unit_scale": unit == "B", **options}
     return tqdm(iterable, description, disable=None, leave=False, delay=DELAY, **options)
 
 
 def ordered_map(function: Callable, items: Iterable, workers: int, chunk: int = 1) -> Iterator:
-    """Yields ``function(item)`` in the order of ``items``, computed by ``workers`` processes.
+    """Yields ``function(item)`` for each item in the order of ``items``, computed by ``workers`` processes.
 
-    A process gets ``chunk`` items at a time. Only a few chunks are read ahead, so ``items`` may be infinite.
+    A process gets ``chunk`` items at a time. Only a few chunks are read ahead, so that ``items`` may be
+    infinite.
     """
     items = iter(items)
     with _new_pool(workers, function) as pool:
@@ -42,7 +43,7 @@ def _new_pool(workers, function):
         return ProcessPoolExecutor(workers, initializer=_start, initargs=(function, die_with_parent()))
     except OSError as error:
         wrong = f"the semaphores of {workers} processes do not fit into /dev/shm ({error.strerror})"
-        raise UserError(f"{wrong}: enlarge it, as with docker's --shm-size") from None
+        raise UserError(f"{wrong}: enlarge /dev/shm, as with docker's --shm-size") from None
 
 
 def _start(function, die_with_parent):
@@ -58,7 +59,7 @@ def _apply(item):
 
 
 def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int) -> None:
-    """Writes ``function(line)`` of each line of ``source`` to ``target``, unless that file exists."""
+    """Writes ``function(line)`` for each line of ``source`` to the file ``target``, unless it exists."""
     if target.exists():
         return
     with (

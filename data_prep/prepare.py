@@ -1,4 +1,4 @@
-"""Prepares a corpus for fairseq, or lists all corpora: ``lrpe prepare [NAME [OPTION ...]]``."""
+"""``lrpe prepare [NAME [OPTION ...]]``: preparation of a corpus for fairseq, or a list of all corpora."""
 
 import fcntl
 import inspect
@@ -61,7 +61,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def prepare(corpus: Corpus, arguments: list[str]) -> None:
-    """Runs ``lrpe prepare NAME`` with these arguments, reusing the steps that an earlier run completed."""
+    """Executes ``lrpe prepare NAME``; steps that an earlier call completed are not repeated.
+
+    Args:
+        corpus: the corpus NAME.
+        arguments: the arguments after NAME.
+    """
     args = parser(corpus).parse_intermixed_args(arguments)
     with exit_on_error(f"prepare {corpus.name}"):
         check_paths(corpus, args)
@@ -82,7 +87,7 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock in the block; raises UserError if another process prepares a corpus there."""
+    """Holds the lock of a folder during the block; raises UserError if another process holds the lock."""
     path = folder / "prepare.lock"
     with path.open("w") as file:
         try:
@@ -120,7 +125,7 @@ def parser(corpus: Corpus) -> ArgumentParser:
 
 
 def check_paths(corpus: Corpus, args: Namespace) -> None:
-    """Raises UserError if fairseq would split --out, or --from is required but omitted, or does not exist."""
+    """Raises UserError if fairseq would split the path --out, or --from is missing or does not exist."""
     if separators := set(":,") & set(str(args.out)):
         wrong = f"has {max(separators)!r}, at which fairseq splits paths"
         raise UserError(f"--out {args.out} {wrong}: choose another folder")
@@ -134,9 +139,9 @@ def check_paths(corpus: Corpus, args: Namespace) -> None:
 
 
 def prepare_part(corpus: Corpus, args: Namespace) -> None:
-    """Writes OUT/bin, unless it exists.
+    """Writes OUT/bin, unless it exists, and removes unpacked archives.
 
-    Removes unpacked archives and, if the input is invalid, OUT/text, unless an earlier call created it.
+    If the input is invalid, OUT/text is removed, too, unless an earlier call created it.
     """
     data = args.out / "bin"
     text = args.out / "text"

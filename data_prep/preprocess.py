@@ -1,6 +1,6 @@
-"""Runs fairseq-preprocess such that its worker processes end when it is killed.
+"""fairseq-preprocess, changed so that its worker processes end when it is killed.
 
-It reads lines like ``fairseq_lrpe.utils.files.read_lines``.
+Text is divided into lines as by ``fairseq_lrpe.utils.files.read_lines``.
 """
 
 import os
@@ -12,7 +12,10 @@ from fairseq_lrpe.utils.subprocesses import die_with_parent
 
 
 def open_text(path, mode, encoding):
-    """Opens UTF-8 text and skips a byte order mark; only newlines end a line, and ``encoding`` is ignored."""
+    """Returns an opened file of UTF-8 text, without a byte order mark; only newlines end a line.
+
+    ``encoding`` is ignored.
+    """
     return open(path, mode, encoding="utf-8-sig", newline="\n")
 
 

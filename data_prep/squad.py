@@ -1,4 +1,4 @@
-"""Reads questions in the format of SQuAD (Rajpurkar et al. 2016), which is also that of CMRC 2018."""
+"""Reading of questions in the format of SQuAD (Rajpurkar et al. 2016), which CMRC 2018 has, too."""
 
 import json
 from collections import Counter
@@ -26,13 +26,13 @@ class Question(NamedTuple):
 
 
 def paragraphs(path: Path) -> dict[str, list[Question]]:
-    """Returns {context: answerable questions}, and prints the numbers of skipped questions and moved answers.
+    """Returns {context: answerable questions}; prints the numbers of skipped questions and moved answers.
 
     If an answer is not at answer_start, its nearest occurrence in the context is used. Questions whose answer
     or answer_start is not in the context, or whose text is not Unicode, are skipped.
 
     Raises:
-        UserError: If the file does not have SQuAD's format, or at least half of the answers are skipped.
+        UserError: if the file does not have SQuAD's format, or at least half of the answers are skipped.
     """
     rows = {}
     counts = Counter()
@@ -65,7 +65,10 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
 
 
 def read_questions(path: Path) -> list[tuple[str, str, list[tuple[str, int]]]]:
-    """Returns (context, question, [first (answer, start), if it is possible]) of each question of a file."""
+    """Returns (context, question, answers) of each question of a file.
+
+    The answers are [(text, answer_start)] of the first answer, or [] if the question has none.
+    """
     text = read_file(path)
     try:
         content = json.loads(text)

@@ -1,4 +1,4 @@
-"""Base classes of running text in words, characters, GPT-2 BPE or SentencePiece units."""
+"""Base classes of corpora of running text in words, characters, GPT-2 BPE or SentencePiece units."""
 
 import io
 import shutil
@@ -32,7 +32,7 @@ class TextCorpus(Corpus):
     """Running text in words, separated by spaces; OUT/text has train.txt, valid.txt and possibly test.txt.
 
     Attributes:
-        suffix: Suffix of the files in OUT/text in which :meth:`encoder` has split the lines into units.
+        suffix: suffix of the files in OUT/text whose lines :meth:`encoder` has split into units.
     """
 
     accepts = "a folder with train.txt, valid.txt and test.txt in UTF-8"
@@ -53,7 +53,10 @@ class TextCorpus(Corpus):
     def encoder(self, args: Namespace, train: Path, folder: Path) -> Callable[[str], str] | None:
         """Returns the function that splits a line into units separated by spaces, or None for words.
 
-        Files that are needed to encode other text are written to ``folder``, which becomes OUT/bin.
+        Args:
+            args: the options of the command.
+            train: the training text, from which units can be learned.
+            folder: the folder that becomes OUT/bin, for files that are needed to encode other text.
         """
 
     def flags(self, args: Namespace) -> list:
@@ -103,7 +106,7 @@ def sentencepiece_option(types: int) -> dict[str, dict]:
 
 
 class SentencePieceCorpus(TextCorpus):
-    """Running text in SentencePiece units; the model is learned on train.txt and saved in OUT/bin."""
+    """Running text in SentencePiece units, whose model is learned on train.txt and saved in OUT/bin."""
 
     suffix = "spm"
     options = sentencepiece_option(2000)
@@ -122,7 +125,10 @@ class SentencePieceCorpus(TextCorpus):
 def learn_pieces(types: int, text: Path) -> bytes:
     """Trains a SentencePiece model of at most ``types`` pieces and returns the content of its file.
 
-    At most SENTENCES lines of the text, at equal distances, are used, and all words of them.
+    At most ``SENTENCES`` lines of the file ``text``, at equal distances, are used.
+
+    Raises:
+        UserError: if SentencePiece cannot learn this number of pieces from the text.
     """
     import sentencepiece
 
@@ -147,9 +153,9 @@ def learn_pieces(types: int, text: Path) -> bytes:
 
 
 def sentences(lines: Iterable[str]) -> Iterator[str]:
-    """Yields lines that SentencePiece does not skip: long ones are wrapped between words.
+    """Yields lines that SentencePiece does not skip: long lines are wrapped between words.
 
-    The pieces do not depend on it, because SentencePiece counts words.
+    The learned pieces do not depend on line breaks, because SentencePiece counts words.
     """
     for line in lines:
         line = line.replace(RESERVED, " ")
@@ -167,7 +173,7 @@ def copy_texts(texts: dict[str, Path], folder: Path) -> None:
 
 
 def nth_split(i: int, every: int) -> str:
-    """Returns the split of text i: of ``every`` texts, the first is for validation, the second for test."""
+    """Returns the split of text i: of ``every`` texts, the first is in "valid" and the second in "test"."""
     return {0: "valid", 1: "test"}.get(i % every, "train")
 
 
@@ -181,11 +187,15 @@ def write_dataset(
 ) -> None:
     """Writes the column "text" of a dataset on the Hugging Face hub to train.txt, valid.txt and test.txt.
 
-    Row i of n belongs to the split ``split(i, n)``, and its value x is written as ``text(x)``.
-
     Args:
-        facts: The entry in sources.yaml: the name of the ``dataset``, the ``name`` of its configuration if it
-            has several, the ``revision``, and the number of ``rows``, which is compared.
+        facts: the entry in sources.yaml: the name of the ``dataset``, the ``name`` of its configuration if it
+            has several, the ``revision``, and the published number of ``rows``.
+        folder: the folder of the text files.
+        split: function that returns the split of row i of n, given i and n.
+        text: function that returns the text to write for a value of the column.
+
+    Raises:
+        UserError: if the package datasets is missing.
     """
     try:
         from datasets import load_dataset

@@ -1,4 +1,4 @@
-"""Validation of text files and of their rows; few broken rows are left out, and many are an error."""
+"""Validation of text files and of their rows. A few broken rows are left out; many are an error."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ def check_text(path: Path) -> int:
     """Returns the number of lines of a text file.
 
     Raises:
-        UserError: If the file is missing, blank, or not UTF-8.
+        UserError: if the file is missing, blank, or not UTF-8.
     """
     if not file_exists(path):
         raise UserError(f"{path} is missing: `--help` describes the files that --from expects")
@@ -28,17 +28,17 @@ def check_text(path: Path) -> int:
 
 
 def check_parallel(paths: Iterable[Path]) -> None:
-    """Raises UserError if a file has no text, or if the numbers of lines of the files differ."""
+    """Raises UserError if a file has no text, or if the files have different numbers of lines."""
     counts = {path: check_text(path) for path in paths}
     (first, expected), *others = counts.items()
     for path, count in others:
         if count != expected:
             wrong = f"has {expected:,} lines, but {path} has {count:,}"
-            raise UserError(f"{first} {wrong}: the same lines of both must belong together")
+            raise UserError(f"{first} {wrong}: pass files whose lines correspond")
 
 
 def check_one_folder(folders: Iterable[Path], source: Path) -> None:
-    """Raises UserError if there are several folders below ``source``, because they may be copies of one."""
+    """Raises UserError if ``folders``, below ``source``, are several, because they may be copies of one."""
     first, *others = sorted({os.path.relpath(folder, source) for folder in folders})
     if others:
         wrong = f"--from has files in {first} and {others[0]}, which may be the same ones"
@@ -46,7 +46,7 @@ def check_one_folder(folders: Iterable[Path], source: Path) -> None:
 
 
 def is_unicode(*texts: str) -> bool:
-    r"""Returns whether UTF-8 can encode the texts: JSON may have unpaired surrogates, such as "\ud83d"."""
+    r"""Returns whether UTF-8 can encode the texts; JSON can contain unpaired surrogates, such as "\ud83d"."""
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
@@ -57,14 +57,21 @@ def is_unicode(*texts: str) -> bool:
 def usable_rows(
     lines: Iterable, parse: Callable, name: object, start: int = 1, limit: int | None = None, required=False
 ) -> Iterator:
-    """Yields ``parse(line)`` for the lines of a file, except those for which it raises a ValueError.
+    """Yields ``parse(line)`` for each line of a file, except broken lines, for which it raises ValueError.
 
-    The number of lines that are left out is printed, with the first error, such as "has 3 fields instead of
-    6". ``start`` is the number of the first line, ``limit`` the maximum number of rows.
+    The number of broken lines is printed, with the first error, such as "has 3 fields instead of 6".
+
+    Args:
+        lines: the lines.
+        parse: function that returns the row in a line.
+        name: name of the file, for messages.
+        start: number of the first line.
+        limit: maximum number of rows, or None.
+        required: whether a broken line is an error.
 
     Raises:
-        UserError: At the end, if no row is left, if more lines are broken than usable, or if a line is broken
-            and all are ``required``.
+        UserError: at the end, if there are no rows, more broken lines than rows, or a broken line although
+            all lines are ``required``.
     """
     kept = 0
     broken = 0

@@ -1,1 +1,1 @@
-"""Corpora, which are subclasses of ``data_prep.corpus.Corpus``; ``fairseq_lrpe.data.corpora`` lists them."""
+"""Subclasses of ``data_prep.corpus.Corpus``, one or more per corpus in ``fairseq_lrpe.data.corpora``."""

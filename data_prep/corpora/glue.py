@@ -1,4 +1,4 @@
-"""GLUE tasks in GPT-2 BPE or in words."""
+"""GLUE tasks (Wang et al. 2019) in GPT-2 BPE or in words."""
 
 import json
 import shutil
@@ -131,11 +131,14 @@ class GlueWords(Tasks, LabeledWords):
     def check(self, args):
         super().check(args)
         if not args.task.labels:
-            raise UserError(f"{args.name} has scores instead of classes: use the corpus glue")
+            raise UserError(f"{args.name} has scores instead of classes: prepare it with the corpus glue")
 
 
 def columns(task: Task, split: str) -> list[str]:
-    """Returns the names of the columns that :func:`rows` yields: input0, input1 of pairs, label if known."""
+    """Returns the names of the columns that :func:`rows` yields.
+
+    These are input0, input1 for pairs of sentences, and label unless the labels of the split are secret.
+    """
     inputs = [f"input{i}" for i in range(len(task.sentences))]
     return [*inputs, "label"] if split in task.labeled else inputs
 
@@ -143,11 +146,14 @@ def columns(task: Task, split: str) -> list[str]:
 def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterator:
     """Yields [sentence ..., label] of the first ``limit`` intact rows, or [sentence ...] in unlabeled splits.
 
-    Broken rows are left out. In an unlabeled split, they raise a UserError, because predictions are submitted
-    for all rows.
+    Broken rows are left out.
+
+    Raises:
+        UserError: if the file is missing or lacks a column, or if a row of an unlabeled split is broken,
+            because predictions are submitted for all rows.
     """
     if not file_exists(path):
-        raise UserError(f"{path} is missing: this folder must have {', '.join(task.files.values())}")
+        raise UserError(f"{path} is missing: its folder must have {', '.join(task.files.values())}")
     lines = read_lines(path)
     labeled = split in task.labeled
     has_header = not (labeled and task.header)
@@ -173,14 +179,14 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
 
 
 def with_quotes_reported(intact: Iterator[list], path: Path) -> Iterator[list]:
-    """Yields intact rows, and at the end prints the number of rows that another program has quoted."""
+    """Yields the ``intact`` rows of a file, and at the end prints how many another program has quoted."""
     quoted = 0
     for row in intact:
         quoted += has_quoted_text(row)
         yield row
     if quoted:
         wrong = f"{quoted:,} rows have texts in quotes with doubled quotes inside, unlike the published file"
-        remedy = "write it without quotes, in pandas with quoting=csv.QUOTE_NONE"
+        remedy = "write the file without quotes, in pandas with quoting=csv.QUOTE_NONE"
         print(f"{path}: {wrong}: {remedy}", flush=True)
 
 
@@ -189,7 +195,7 @@ def has_quoted_text(row: list) -> bool:
 
 
 def is_quoted(text: str) -> bool:
-    """Returns whether a text is quoted as in CSV files: in quotes, and each quote inside is doubled."""
+    """Returns whether a text is quoted as in CSV files: enclosed in quotes, with doubled quotes inside."""
     inside = text[1:-1]
     is_enclosed = len(text) > 1 and text[0] == text[-1] == '"'
     return is_enclosed and '""' in inside and '"' not in inside.replace('""', "")
@@ -207,7 +213,10 @@ def label(field: str, task: Task) -> str | float:
 
 
 def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:
-    """Writes MRPC's TSV files to ``folder``; training rows whose IDs are in ``dev_ids`` form dev.tsv."""
+    """Writes train.tsv, dev.tsv and test.tsv of MRPC to ``folder``.
+
+    The training rows whose pair of sentence IDs is in the file ``dev_ids`` form dev.tsv.
+    """
     for path in (train, test, dev_ids):
         check_regular(path)
     ids = set()  # pairs of the IDs of two sentences

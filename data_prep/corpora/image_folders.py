@@ -33,7 +33,7 @@ QUALITY = 95  # of resized JPEG files
 
 
 class ImageFile(NamedTuple):
-    """An image and its class: a file, or ``size`` bytes at ``begin`` of an archive."""
+    """An image and its class. The image is a file, or ``size`` bytes from ``begin`` on in an archive."""
 
     label: str
     name: str
@@ -53,14 +53,14 @@ ImageFiles = dict[str, list[ImageFile]]
 class ClassFolders(Labeled):
     """Labeled images, for the task ``image_classification``.
 
-    They are read from a folder with {train,valid,test}/CLASS/*.jpg or other images (valid may be named val,
-    validation or dev), or from an archive of such a folder. The class is the name of the folder inside the
-    split's folder. Without valid, the last tenth of the training images is used for validation. --train-rows
-    N uses the first N training images. For both purposes, images are first sorted by name and interleaved by
-    class, so that both parts have the proportions of the classes.
+    The images are read from a folder with {train,valid,test}/CLASS/*.jpg or other images (valid may be named
+    val, validation or dev), or from an archive of such a folder. The class is the name of the folder inside
+    the split's folder. Without valid, the last tenth of the training images is used for validation.
+    --train-rows N uses the first N training images. For both purposes, images are first sorted by name and
+    interleaved by class, so that each part has about the proportions of the classes.
 
-    Image files are stored unchanged; with --shorter-side N, larger ones are stored as smaller JPEG files,
-    which are decoded faster. Unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
+    Image files are stored unchanged; with --shorter-side N, larger images are stored as smaller JPEG files,
+    which are decoded faster. Unreadable images are skipped and listed in OUT/bin/unreadable.txt.
     """
 
     accepts = (
@@ -87,7 +87,7 @@ class ClassFolders(Labeled):
         return self.rows(splits, read, args.workers)
 
     def rows(self, splits: ImageFiles, read: Callable[[ImageFile], np.ndarray], workers: int) -> Iterator:
-        """Yields (split, rows, number of images); ``read`` returns the values of an image."""
+        """Yields (split, rows, number of images) of each split; ``read`` returns the values of an image."""
         check_classes(splits)
         self.labels = sorted(set(map(attrgetter("label"), splits["train"])))
         for split, images in splits.items():
@@ -129,11 +129,12 @@ def in_class_folders(folder: Path) -> ImageFiles:
     """Returns {split: image files} of a folder; prints the numbers of validation images and ignored files.
 
     The class is the name of the folder inside the split's folder, as in torchvision's ImageFolder; subfolders
-    are allowed. Each split has one folder; all of them are in the same folder, at any depth. Test images
-    without class folders are ignored, and so are images outside of the splits if there are validation images.
+    are allowed. Each split has one folder. The folders of all splits are in the same folder, at any depth.
+    Test images without class folders are ignored; if there are validation images, so are all images outside
+    of the splits.
 
     Raises:
-        UserError: If there are no training images, the split or the class of an image is unclear, or the
+        UserError: if there are no training images, the split or the class of an image is unclear, or the
             folders of the splits are not side by side.
     """
     files = {path.relative_to(folder).parts: path for path in visible_files(folder)}
@@ -170,7 +171,7 @@ def in_class_folders(folder: Path) -> ImageFiles:
 
 
 def depth_of_splits(files: Iterable[tuple[str, ...]]) -> int:
-    """Returns the smallest depth of a training folder with an image, given the parts of paths."""
+    """Returns the smallest depth of a training folder with an image; ``files`` are the parts of paths."""
     depths = []
     for parts in files:
         for depth, folder in enumerate(parts[:-1]):
@@ -183,7 +184,7 @@ def depth_of_splits(files: Iterable[tuple[str, ...]]) -> int:
 
 
 def check_side_by_side(folders: Iterable[tuple[str, ...]]) -> None:
-    """Raises UserError if two folders of splits are of the same split, or not in the same folder."""
+    """Raises UserError if two of the ``folders`` are of the same split, or not in the same folder."""
     for first, second in combinations(sorted(folders), 2):
         if first[:-1] != second[:-1] or split_of(first[-1]) == split_of(second[-1]):
             wrong = f"{'/'.join(first)} and {'/'.join(second)}"
@@ -196,10 +197,10 @@ def split_of(folder: str) -> str | None:
 
 
 def interleave(images: Iterable[ImageFile]) -> list[ImageFile]:
-    """Returns the images in an order in which each part has about the same proportions of the classes.
+    """Returns the images in an order in which all parts contain the classes in about the same proportions.
 
-    The images of a class are ordered by name. If all classes are equally large, the first image of each class
-    is followed by the second of each class, and so on.
+    The images of a class are sorted by name. If all classes are equally large, the first images of all
+    classes are followed by the second images of all classes, and so on.
     """
     turns = []
     for _, group in groupby(sorted(images), key=attrgetter("label")):
@@ -210,7 +211,7 @@ def interleave(images: Iterable[ImageFile]) -> list[ImageFile]:
 
 
 def with_validation(images: ImageFiles) -> ImageFiles:
-    """Returns the images of each split, interleaved by class.
+    """Returns {split: images}, interleaved by class.
 
     If there are no validation images, the last tenth of the training images is used for validation only.
     """
@@ -232,7 +233,7 @@ def with_validation(images: ImageFiles) -> ImageFiles:
 
 
 def check_classes(splits: ImageFiles) -> None:
-    """Raises UserError if there is only one training class, or a class without training images."""
+    """Raises UserError for a single training class, a class without training images, or a bad name."""
     labels = {}
     for split, images in splits.items():
         labels[split] = set(map(attrgetter("label"), images))
@@ -250,7 +251,7 @@ def check_classes(splits: ImageFiles) -> None:
 
 
 def ilsvrc_train(archive: Path) -> list[ImageFile]:
-    """Returns ILSVRC's training images; the archive has one tar archive per class, such as n01440764.tar."""
+    """Returns ILSVRC's training images in an archive that contains a tar archive per class."""
     images = []
     for name, begin, size in files_of_tar(archive):
         parts = Path(name).parts
@@ -261,7 +262,7 @@ def ilsvrc_train(archive: Path) -> list[ImageFile]:
 
 
 def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
-    """Returns ILSVRC's validation images; the devkit's data lists their classes in the order of the names."""
+    """Returns ILSVRC's validation images in an archive; ``devkit`` has the files that list their classes."""
     from scipy.io import loadmat
 
     table = io.BytesIO(read_file(devkit / "meta.mat"))
@@ -282,9 +283,9 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
 
 
 def read_image(image: ImageFile, shorter_side: int | None) -> np.ndarray:
-    """Returns the bytes of an image file that can be decoded.
+    """Returns the bytes (n,) of an image file; raises ValueError if it cannot be decoded.
 
-    If the shorter side exceeds ``shorter_side``, they are those of a JPEG file with this shorter side.
+    An image whose shorter side exceeds ``shorter_side`` pixels is resized and encoded as JPEG.
     """
     content = image.read()
     pixels = decode(content)

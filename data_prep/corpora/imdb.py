@@ -32,7 +32,7 @@ class Review(NamedTuple):
 class Reviews(Corpus):
     """Base class of the IMDB corpora, read from the published archive or from files with the same layout.
 
-    ``folders`` are the names of the folders to read, which are also the labels of the reviews in them.
+    ``folders`` are the names of the folders to read; the name of a folder is the label of its reviews.
     """
 
     folders = LABELS
@@ -56,7 +56,8 @@ class Reviews(Corpus):
             counts = Counter(map(attrgetter("label"), part))
             for label in LABELS:
                 if counts[label] < 2:
-                    raise UserError(f"--from has fewer than two files {split}/{label}/*.txt: see --help")
+                    wrong = f"--from has fewer than two files {split}/{label}/*.txt"
+                    raise UserError(f"{wrong}: pass the files that --help describes")
             part.sort(key=lambda review: hashlib.sha256(review.path.encode()).digest())
         check_one_folder(folders, source)
         return splits
@@ -79,7 +80,7 @@ class ByBytes(Reviews, Labeled):
 
     @staticmethod
     def example(review: Review) -> tuple[np.ndarray, int]:
-        """Returns the bytes of a review and its label."""
+        """Returns the bytes (n,) of a review and the index of its label."""
         return np.frombuffer(review.text, np.uint8), LABELS.index(review.label)
 
 

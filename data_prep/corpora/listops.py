@@ -75,13 +75,18 @@ def expression_of(line: str) -> tuple[np.ndarray, int]:
 
 
 def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int) -> list[tuple[bytes, int]]:
-    """Draws BATCH expressions and returns (indices into SYMBOLS as bytes, value) of each one that is kept.
-
-    Expressions with more than ``shortest`` and fewer than ``longest`` tokens are kept.
+    """Draws BATCH expressions; returns (indices into SYMBOLS as bytes, value) of those of suitable length.
 
     All expressions are drawn at once, level by level. A random number n < 1440 determines each node: if
-    n < 360 and the node is not at the maximum ``depth``, it is the operator n % 4 with 2 + n // 40 arguments,
+    n < 360 and the node is not at the maximum depth, it is the operator n % 4 with 2 + n // 40 arguments,
     otherwise the digit n % 10.
+
+    Args:
+        seed: seed of the generator.
+        depth: maximum depth of an expression.
+        shortest: number of tokens that an expression must exceed.
+        longest: number of tokens below which an expression must be.
+        stream: number of the random stream.
     """
     bits = np.random.Philox(key=np.array([seed % 2**64, stream], np.uint64))
     half = np.uint64(32)
@@ -109,7 +114,8 @@ def arguments(node: np.ndarray) -> np.ndarray:
 def serialize(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[bytes, int]]:
     """Returns (indices into SYMBOLS as bytes, value) of each expression.
 
-    ``levels`` has, for each depth, the nodes' random numbers and whether they are operators.
+    ``levels`` contains, for each depth, the random numbers (n,) of the nodes, and whether the nodes are
+    operators (n,).
     """
     values = [np.zeros(0, np.int64)]  # of the subtrees, by level
     sizes = [np.zeros(0, np.int64)]
@@ -140,7 +146,14 @@ def serialize(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[bytes, 
 
 
 def evaluate(operator: np.ndarray, values: np.ndarray, first: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """Returns the value of each operator applied to ``number`` consecutive ``values`` from ``first`` on."""
+    """Returns the values (n,) of operators, each of which is applied to consecutive values.
+
+    Args:
+        operator: indices (n,) of the operators.
+        values: values of the arguments of all operators.
+        first: indices (n,) of the first arguments.
+        number: numbers (n,) of arguments.
+    """
     ordered = values[np.argsort(10 * np.repeat(np.arange(len(number)), number) + values)]
     median = (ordered[first + (number - 1) // 2] + ordered[first + number // 2]) // 2
     total = np.add.reduceat(values, first) % 10

@@ -35,8 +35,8 @@ class Cifar10(ClassFolders):
 
     Colors are converted to grayscale by ITU-R 601, like Pillow's mode "L". The last tenth of the training
     images is used for validation, unless there are validation images. Images from a folder or an archive are
-    sorted by name and interleaved by class, so that this tenth contains about a tenth of each
-    class. Unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
+    sorted by name and interleaved by class, so that this tenth contains about a tenth of each class.
+    Unreadable images are skipped and listed in OUT/bin/unreadable.txt.
     """
 
     task = "classification"
@@ -80,7 +80,13 @@ class _Arrays(pickle.Unpickler):
 
 
 def read_batches(folder: Path, split: str, size: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields (gray values row by row, index of the class) of each image."""
+    """Yields (gray values, row by row, index of the class) of each image in CIFAR-10's files of a split.
+
+    Args:
+        folder: folder of the files.
+        split: "train" or "test".
+        size: width and height in pixels to which images are downscaled.
+    """
     for name in BATCHES[split]:
         path = folder / name
         check_regular(path)

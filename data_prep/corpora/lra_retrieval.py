@@ -54,7 +54,7 @@ class Papers(Labeled):
 
     @staticmethod
     def example(pair: tuple) -> tuple:
-        """Returns the bytes of two texts as arrays, and their label."""
+        """Returns the bytes of the two texts of a pair as arrays (n,), and the label."""
         first, second, label = pair
         return np.frombuffer(first, np.uint8), np.frombuffer(second, np.uint8), label
 
@@ -63,8 +63,8 @@ class Segments(Papers):
     """Pairs of segments of WikiText articles as bytes, for the task ``classification``.
 
     The label is whether two disjoint segments of 256 bytes are from the same article. There are 8,000
-    training, 1,000 validation and 1,000 test pairs, or fewer of a short text. Half of them are positive. The
-    pairs are distinct, and no article is in two splits.
+    training, 1,000 validation and 1,000 test pairs, or fewer of a short text. Half of the pairs are positive.
+    All pairs are distinct, and no article is in two splits.
     """
 
     accepts = "a folder with WikiText's train, valid and test as SPLIT.txt or wiki.SPLIT.tokens"
@@ -90,7 +90,7 @@ def pair_of(line: bytes) -> Pair:
 
 
 def articles(path: Path) -> list[list[bytes]]:
-    """Returns the segments of ``SEGMENT`` bytes of each WikiText article that has at least two of them."""
+    """Returns the list of segments of SEGMENT bytes of each WikiText article with at least two segments."""
     text = without_mark(read_file(path, MAX_BYTES), str(path)).replace(b"\r\n", b"\n")
     starts = [match.start(1) for match in TITLE.finditer(text)]
     segments_of_articles = []
@@ -107,7 +107,7 @@ def articles(path: Path) -> list[list[bytes]]:
 def sample_pairs(texts: list[list[bytes]], limit: int) -> Iterator[Pair]:
     """Yields at most ``limit`` distinct random pairs of segments, alternately of two articles and of one.
 
-    ``texts`` has the segments of each article. The same arguments always give the same pairs.
+    ``texts`` contains the list of segments of each article. The same arguments always give the same pairs.
     """
     sizes = list(map(len, texts))
     same = 0  # number of pairs of different segments of the same article

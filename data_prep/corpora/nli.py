@@ -1,4 +1,4 @@
-"""Natural language inference (SNLI, Bowman et al. 2015) in words, or a part of one file in its format."""
+"""Natural language inference (SNLI, Bowman et al. 2015) in words, from SNLI or one file in its format."""
 
 import json
 from collections import defaultdict
@@ -20,8 +20,9 @@ UNDECIDED = "-"
 class Snli(LabeledWords):
     """Natural language inference (SNLI, Bowman et al. 2015), for the task ``classification``.
 
-    Pairs with the label "-", for which no majority of the annotators agrees, are skipped. --cut makes a small
-    corpus of one file: its first rows are used for training, the next for validation, and the next for test.
+    Pairs with the label "-", on whose label no majority of the annotators agrees, are skipped. --cut makes a
+    small corpus of one file: its first rows are used for training, the next for validation, and the next for
+    test.
     """
 
     accepts = (

@@ -48,7 +48,10 @@ TRIALS_LONG = 5000  # attempts to place the long contours before the options are
 
 
 class Scene(NamedTuple):
-    """Contents of a square image of ``window`` pixels per side; ``discs`` are the centers of the discs."""
+    """The contours, discs and label of an image of ``window`` × ``window`` pixels.
+
+    ``long`` and ``short`` are the paddles of each contour, and ``discs`` are the centers of the discs.
+    """
 
     window: int
     long: list[list[Paddle]]
@@ -72,8 +75,8 @@ class Pathfinder(Generated):
     The label is 1 if the discs are at the two ends of the same long contour, and 0 if they are at ends of
     different ones. Half of the images have the label 1. The parameters are those of Long-Range Arena's hard
     set of 32 x 32 pixels; with another --window, the distance of the long contours and the number of short
-    ones are scaled. Published images are split in order: 80% for training, 10% for validation and 10% for
-    test. Unreadable ones, such as the empty imgs/0/sample_172.png, are skipped and listed in
+    contours are scaled. Published images are split in order: 80% for training, 10% for validation and 10% for
+    test. Unreadable images, such as the empty imgs/0/sample_172.png, are skipped and listed in
     OUT/bin/unreadable.txt.
 
     As in the published generator, the dashes of a contour are called paddles.
@@ -151,7 +154,7 @@ def long_contours(random: Random, window: int, length: int) -> list[list[Paddle]
 
 
 def short_contours(random: Random, taken: np.ndarray, length: int) -> list[list[Paddle]]:
-    """Returns random short contours of ``length`` paddles, and marks their area in ``taken``."""
+    """Returns random short contours of ``length`` paddles, and marks their areas in the mask ``taken``."""
     width = len(taken)
     contours = []
     for _ in range(PADDLES * (width - 2 * FRAME) ** 2 // 32**2 // length):
@@ -166,9 +169,9 @@ def short_contours(random: Random, taken: np.ndarray, length: int) -> list[list[
 
 
 def grow(random: Random, taken: np.ndarray, tails: list[Point], length: int) -> list[list[Paddle]] | None:
-    """Returns random contours of ``length`` paddles from the points ``tails``, or None if they do not fit.
+    """Returns random contours of ``length`` paddles that start at ``tails``, or None if they do not fit.
 
-    The contours are extended in turns. They avoid the ``taken`` area, each other and themselves.
+    The contours are extended in turns. They avoid the area of the mask ``taken``, each other and themselves.
     """
     around = []  # area that each contour avoids, without its last paddle
     contours = []
@@ -197,7 +200,7 @@ def begin(random: Random, taken: np.ndarray, tail: Point) -> Paddle | None:
 
 
 def extend(random: Random, taken: np.ndarray, last: Paddle) -> Paddle | None:
-    """Returns a random paddle that continues the ``last`` one, or None if ``TRIALS`` random ones do not fit.
+    """Returns a random paddle that continues ``last``, or None if ``TRIALS`` random paddles do not fit.
 
     The head is a pixel on a circle around the pivot. Its probability is proportional to
     (1 - t) max(cos(min(c Δ, π/2)), 0)², where t is the largest value of ``taken`` at the pixel and its
@@ -232,13 +235,13 @@ HEADS = sorted({shift(math.radians(degrees), MARGIN + LENGTH) for degrees in ran
 
 @cache
 def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray]:
-    """Returns the heads with which a contour can continue after a paddle with this angle.
+    """Returns the heads with which a contour can continue after a paddle with the angle ``angle``.
 
     Returns:
-        heads: Offsets (rows, columns) of the heads from the pivot.
-        near: Offsets (5, heads), in a flattened array of ``width`` columns, of the heads and of their four
+        heads: offsets (rows, columns) of the n heads from the pivot.
+        near: offsets (5, n), in a flattened array of ``width`` columns, of the heads and of their four
             neighbors at distance MARGIN.
-        weights: Array (heads,) of max(cos(min(c Δ, π/2)), 0)².
+        weights: array (n,) of max(cos(min(c Δ, π/2)), 0)²; see :func:`extend`.
     """
     heads = []
     offsets = []
@@ -257,7 +260,7 @@ def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray
 def published_rows(folder: Path) -> list[tuple[Path, int]]:
     """Returns (path, label) of the published images, which the files metadata/*.npy list.
 
-    Fields 0, 1 and 3 of a row are the image's folder, its file name and its label.
+    Fields 0, 1 and 3 of a row in these files are the folder, the file name and the label of an image.
     """
     files = [file for file in folder.glob("metadata/*.npy") if file.stem.isdecimal()]
     rows = []

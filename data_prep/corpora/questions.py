@@ -40,9 +40,9 @@ OPTIONS = {
     ),
     "--bert": {
         "metavar": "NAME_OR_FOLDER",
-        "help": "folder with BERT's vocab.txt and tokenizer_config.json, without which text is "
-        "lower-cased, or name of a model on the Hugging Face hub (default: bert-base-cased, or "
-        "hfl/chinese-roberta-wwm-ext for cmrc2018)",
+        "help": "name of a BERT on the Hugging Face hub, or folder with its vocab.txt (default: "
+        "bert-base-cased, or hfl/chinese-roberta-wwm-ext for cmrc2018); text is lower-cased unless "
+        "tokenizer_config.json says otherwise",
     },
     "--pieces": number("learn a vocabulary of at most N word pieces from the training text"),
     "--longest": number(
@@ -55,9 +55,10 @@ class Questions(Corpus):
     """Questions about texts in BERT word pieces, for the task ``question_generation``.
 
     The source is an answer and its context, and the target is the question. The first of several answers is
-    used; blank questions and those without an answer in the context are skipped. OUT/text contains the text,
-    and OUT/bin the binarized data, vocab.txt and preparation.json. Long contexts are truncated around the
-    answer. Answers are truncated to 100 word pieces and to half of the source, questions to 49 word pieces.
+    used; blank questions and questions without an answer in the context are skipped. OUT/text contains the
+    text, and OUT/bin the binarized data, vocab.txt and preparation.json. Long contexts are truncated around
+    the answer. Answers are truncated to 100 word pieces and to half of the source, questions to 49 word
+    pieces.
     """
 
     task = "question_generation --source-lang source --target-lang question"
@@ -79,7 +80,7 @@ class Questions(Corpus):
 
     def check(self, args):
         if args.bert and args.pieces:
-            raise UserError("--pieces learns a vocabulary: it cannot be combined with --bert")
+            raise UserError("--pieces learns a vocabulary, --bert selects one: omit one of the two")
         check_cut(args)
         if not args.source and (page := self.version(args).get("page")):
             raise UserError(f"--from is missing: pass a folder with the files of {page}")
@@ -155,7 +156,10 @@ class Questions(Corpus):
 
 
 def published(name: str) -> tuple[Path, bool]:
-    """Returns the path of the vocab.txt of a folder or a model on the hub, and whether it is lower-cased."""
+    """Returns the path of a BERT's vocab.txt, and whether its text is lower-cased.
+
+    ``name`` is a folder, or the name of a model on the Hugging Face hub.
+    """
     if Path(name).exists():
         path = Path(name) / VOCABULARY
         config = Path(name) / CONFIG
@@ -172,7 +176,10 @@ def published(name: str) -> tuple[Path, bool]:
 
 
 def from_hub(name: str, file: str) -> Path | None:
-    """Returns the path of a downloaded file, or None if the model has no tokenizer_config.json."""
+    """Returns the path of a file that is downloaded from the Hugging Face hub.
+
+    Returns None for tokenizer_config.json if the model ``name`` has no such file.
+    """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -190,10 +197,13 @@ def from_hub(name: str, file: str) -> Path | None:
 
 
 def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> None:
-    """Learns a vocabulary of at most ``count`` word pieces and writes it to ``target``.
+    """Learns a vocabulary of at most ``count`` word pieces and writes it to the file ``target``.
 
     The vocabulary contains every character that occurs at least twice in ``texts``. The pieces "##x" of
     single characters are passed as special tokens because the trainer would number them in a random order.
+
+    Raises:
+        UserError: if ``count`` is too small for the characters.
     """
     from tokenizers import BertWordPieceTokenizer
 
@@ -233,7 +243,7 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
 def write_split(
     text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, preparation: dict
 ) -> dict:
-    """Writes the binarized sources and questions of a split, and returns the numbers of rows and truncations.
+    """Writes the binarized sources and questions of a split.
 
     Args:
         text: folder of the text.
@@ -242,6 +252,9 @@ def write_split(
         pieces: the tokenizer.
         ids: {word piece: number}.
         preparation: content of preparation.json, with the maximum numbers of tokens.
+
+    Returns:
+        The numbers of "rows", and of truncated "contexts", "answers" and "questions".
     """
     counts = dict.fromkeys(("rows", "contexts", "answers", "questions"), 0)
     columns = [read_lines(text / f"{split}.{column}") for column in Question._fields]

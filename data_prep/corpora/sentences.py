@@ -14,8 +14,8 @@ class Sentences(LabeledWords):
     """Your own labeled texts, or pairs of texts, split into words, for the task ``classification``.
 
     The folder given by --from must contain train.input0.txt with one text per line, train.label with one
-    label per line and, for pairs, train.input1.txt with the second texts; likewise the files of valid, and
-    optionally those of test.
+    label per line and, for pairs, train.input1.txt with the second texts. It must also contain the same files
+    of valid, and may contain those of test.
     """
 
     accepts = "a folder with train.input0.txt, train.label and, for pairs, train.input1.txt, likewise valid"
@@ -32,7 +32,11 @@ class Sentences(LabeledWords):
 
 
 def read_rows(paths: list[Path]) -> list[tuple[str, ...]]:
-    """Returns rows of one line per file; raises UserError if numbers of lines differ, or for a bad label."""
+    """Returns the rows (text ..., label) of a split, given a file for each column, with one line per row.
+
+    Raises:
+        UserError: if the numbers of lines differ, or a label is empty or contains a tab.
+    """
     check_parallel(paths)
     *text_paths, label_path = paths
     columns = []

@@ -58,7 +58,7 @@ def split_of_article(number: int, articles: int) -> str:
 
 
 def python_docs() -> dict[str, list[str]]:
-    """Returns {split: paragraphs} of Python's documentation; the splits share no paragraph."""
+    """Returns {split: paragraphs} of Python's documentation; no paragraph is in two splits."""
     lines = {split: [] for split in SPLITS}
     seen = {""}
     for _, topic in sorted(pydoc_data.topics.topics.items()):
@@ -119,10 +119,12 @@ def split_of_line(number: int, lines: int) -> str:
 
 
 def find_books(folder: Path) -> dict[str, list[Path]]:
-    """Returns {split: files}, by the ends of the file names, or by their hashes if none ends in a split.
+    """Returns {split: files *.txt} of a folder.
+
+    The end of a file's name selects its split. If no name ends in a split, hashes of the names do.
 
     Raises:
-        UserError: If a split would be empty.
+        UserError: if a split would be empty.
     """
     books = [path for path in visible_entries(folder) if path.suffix == ".txt"]
     parts = {split: [] for split in SPLITS}
@@ -196,7 +198,11 @@ class WikiBook(BytePairCorpus):
         return Path(path)
 
     def find_shards(self, folder: Path) -> list[Path]:
-        """Returns the folders with binarized data: ``folder`` itself, or all shards by number, or none."""
+        """Returns the folders with binarized data: ``folder`` itself, all shards by number, or [].
+
+        Raises:
+            UserError: if only some of the shards exist.
+        """
         if file_exists(folder / "dict.txt"):
             return [folder]
         shards = []

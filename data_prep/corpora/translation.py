@@ -42,9 +42,8 @@ class Translation(Corpus):
     or has more than 250 tokens, or if one side has more than 1.5 times as many tokens as the other.
 
     As in fairseq's examples/translation/prepare-wmt14en2de.sh, every 100th pair of WMT's training corpora is
-    used for validation instead of training and learning BPE, unless it would be removed from training, too.
-    With --valid newstest2013, newstest2013 is the validation set, and every training pair is used for
-    training.
+    used for validation instead of training and learning BPE, unless it has one of the faults above. With
+    --valid newstest2013, newstest2013 is the validation set, and every training pair is used for training.
     """
 
     task = "translation"
@@ -70,7 +69,7 @@ class Translation(Corpus):
 
     def check(self, args):
         if self.archives and args.valid and not self.is_archived(args):
-            raise UserError("--valid is for the published archives: it cannot be used with text files")
+            raise UserError("--valid is for the published archives, not for text files: omit it")
 
     def is_archived(self, args: Namespace) -> bool:
         return not args.source or any(file_exists(args.source / name) for name in self.archives)
@@ -122,7 +121,8 @@ class Translation(Corpus):
         verdicts = {name: judge(pieces, name) for name in cleaned}
         counts = {"train": Counter(verdicts["train"])}
         if not counts["train"]["kept"]:
-            raise UserError(f"all training pairs are unusable: {removed(counts['train'])}")
+            reasons = removed(counts["train"])
+            raise UserError(f"all training pairs are unusable ({reasons}): pass sentences and translations")
         for name in cleaned:
             copy_kept(pieces / name, clean / name, verdicts[name])
         if self.holds_out(args):  # the references of BLEU
@@ -167,12 +167,12 @@ def in_folder(folder: Path) -> Files:
 
 
 def sides(folder: Path, name: str) -> dict[str, Path]:
-    """Returns {language: file} of the two sides of a text."""
+    """Returns {language: path} of the two sides ``name``.LANGUAGE of a parallel text in a folder."""
     return {language: folder / f"{name}.{language}" for language in LANGUAGES}
 
 
 def plain(path: Path) -> Path:
-    """Returns the path of a text file; an .sgm file is first converted to text with one sentence per line."""
+    """Returns the path of a text with one sentence per line, to which an .sgm file is first converted."""
     if path.suffix != ".sgm":
         return path
     sentences = re.findall(r"<seg[^>]*>(.*)</seg>", "\n".join(read_lines(path)))
@@ -182,7 +182,7 @@ def plain(path: Path) -> Path:
 
 
 def hold_out(folder: Path, language: str) -> None:
-    """Moves every 100th line of the training text of a language to a text of its own."""
+    """Moves every 100th line of the training text of a language to the separate text ``HELD_OUT``."""
     train = folder / f"train.{language}"
     every = train.rename(folder / f"every.{language}")
     other = folder / f"{HELD_OUT}.{language}"
@@ -200,7 +200,7 @@ def encode(names: Iterable[str], functions: dict, before: Path, after: Path, wor
 
 
 def verdict(pair: tuple[str, str]) -> str:
-    """Returns "kept", or the reason for which a tokenized training pair is removed."""
+    """Returns "kept", or the reason for which a training pair (source, target) of tokens is removed."""
     source, target = pair
     shorter, longer = sorted([len(source.split()), len(target.split())])
     if not shorter:
@@ -218,7 +218,7 @@ def judge(folder: Path, split: str) -> list[str]:
 
 
 def copy_kept(source: Path, target: Path, verdicts: list[str]) -> None:
-    """Copies the pairs that are kept; the paths omit the language's suffix."""
+    """Copies the pairs with the verdict "kept"; the paths omit the suffixes of the languages."""
     for language in LANGUAGES:
         lines = kept_lines(source.with_suffix(f".{language}"), verdicts)
         write_lines(target.with_suffix(f".{language}"), lines)
@@ -231,7 +231,7 @@ def kept_lines(path: Path, verdicts: list[str]) -> Iterator[str]:
 
 
 def removed(counts: Counter) -> str:
-    """Returns the numbers of removed pairs by reason as text."""
+    """Returns the number of removed pairs for each reason as text; ``counts`` are those of the verdicts."""
     texts = []
     for reason, count in sorted(counts.items()):
         if reason != "kept":

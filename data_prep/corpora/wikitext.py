@@ -1,4 +1,4 @@
-"""WikiText-103 (Merity et al. 2016) and small corpora made of it."""
+"""WikiText-103 (Merity et al. 2016), and small corpora that are made from it."""
 
 import json
 import re
@@ -37,7 +37,7 @@ class WikiText103(TextCorpus):
         self.write_counts(files, folder)
 
     def write_counts(self, files: dict[str, Path], folder: Path) -> None:
-        """Writes the numbers of tokens, or of lines if only these are published, of {split: file}."""
+        """Writes the number of tokens in the file of each split, or of lines if only these are published."""
         count = count_tokens if "tokens" in self.facts else count_lines
         counts = {}
         for split, file in files.items():
@@ -55,7 +55,7 @@ class WikiText103(TextCorpus):
 
 
 class RawBytePairs(BytePairCorpus, WikiText103):
-    """WikiText-103 (Merity et al. 2016) with all words, in GPT-2 BPE."""
+    """The raw version of WikiText-103 (Merity et al. 2016), without <unk>, in GPT-2 BPE."""
 
 
 class Mini(WikiText103):
@@ -94,7 +94,7 @@ class MiniBytePairs(BytePairCorpus, Mini):
 
 
 def count_tokens(lines: Iterable[str]) -> int:
-    """Returns the number of tokens of lines of words, each with one token for its end."""
+    """Returns the number of words of all lines, plus one token for the end of each line."""
     tokens = 0
     for line in lines:
         tokens += len(line.split()) + 1

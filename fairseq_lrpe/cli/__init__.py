@@ -73,11 +73,11 @@ def check_python() -> None:
 
 
 def set_up_process() -> None:
-    """Changes the settings of Python and of libraries that commands depend on."""
+    """Sets the options of Python and of libraries on which commands depend."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        sys.exit("lrpe: the current folder has been deleted: change to another one")
+        sys.exit("lrpe: the current folder has been deleted: change to an existing folder")
     os.environ.pop("MPLBACKEND", None)  # plots are written to files; importing matplotlib would check it
     if any(option.startswith("error") for option in sys.warnoptions):
         warnings.simplefilter("ignore")  # torch and fairseq warn when they are imported
@@ -100,7 +100,7 @@ def print_help() -> None:
 
 
 def run(name: str, arguments: list[str]) -> None:
-    """Runs a command in this process."""
+    """Imports the module of a command and runs the command in this process."""
     module = INTERNAL[name] if name in INTERNAL else COMMANDS[name][0]
     try:
         import_module(module).main(arguments)

@@ -20,9 +20,9 @@ TASKS = ("sentence_prediction", "classification", "image_classification")
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe classify", __doc__, "RUN DATA [SPLIT=FILE ...] [options]")
     parser.add_argument("run", type=abs_path, metavar="RUN", help="run folder, or checkpoint file")
-    text = "folder of binarized data, such as data/glue/RTE/bin, or of images for vision transformers"
+    text = "folder to classify: binarized data, such as data/glue/RTE/bin, or images for a vision transformer"
     parser.add_argument("data", type=abs_path, metavar="DATA", help=text)
-    text = "split to predict, and the file for its predictions (not for vision transformers)"
+    text = "split to predict, and file to which its predictions are written (not for vision transformers)"
     parser.add_argument("splits", type=split_file, nargs="*", metavar="SPLIT=FILE", help=text)
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def split_file(text: str) -> tuple[str, Path]:
-    """Converts an argument SPLIT=FILE to (SPLIT, FILE)."""
+    """Returns (split, path) for an argument SPLIT=FILE; raises UserError if it is invalid."""
     split, equals, path = text.partition("=")
     if not equals:
         raise UserError(f"expected SPLIT=FILE, such as valid=predictions.tsv, not {text!r}")
@@ -54,7 +54,7 @@ def split_file(text: str) -> tuple[str, Path]:
 
 
 def print_images(model, folder: Path) -> None:
-    """Prints the file, label and probability of each image in a folder."""
+    """Prints the file, predicted label and probability of each image in a folder."""
     from fairseq_lrpe.data.image_files import find_images
     from fairseq_lrpe.experiments.inference.classify import classify_files
 

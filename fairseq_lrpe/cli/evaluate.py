@@ -35,11 +35,13 @@ from fairseq_lrpe.utils.gpus import gpus_here
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe evaluate", __doc__, "RUN LENGTH [LENGTH ...] [options]")
     parser.add_argument("run", type=abs_path, metavar="RUN", help="folder of a finished run of kind lm")
-    parser.add_argument("lengths", type=min_int(1), nargs="+", metavar="LENGTH", help="tokens per block")
+    text = "number of tokens per block"
+    parser.add_argument("lengths", type=min_int(1), nargs="+", metavar="LENGTH", help=text)
     text = "scale the angles of rotations; TYPE is linear, ntk, dynamic, yarn or llama3, and FACTOR is by "
     text += "default LENGTH divided by the length in training, but at least 1, and for dynamic 1"
     parser.add_argument("--rope-scaling", metavar="TYPE[:FACTOR]", help=text)
-    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the perplexities")
+    text = "write a plot of the perplexities to this file"
+    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help=text)
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate"):
@@ -69,14 +71,18 @@ def load_evaluator(
 
 
 def load_job(folder: Path, evaluations: dict[str, dict]) -> Job:
-    """Returns the job of the run in a folder with other evaluations.
+    """Returns the job of the run in a folder.
+
+    Args:
+        folder: the folder of the run.
+        evaluations: {name: settings} of the evaluations, in place of those of the experiment.
 
     Raises:
         UserError: if the folder has no finished run of the kind lm.
     """
     settings = read_settings(folder)
     if not settings:
-        raise UserError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
+        raise UserError(f"{folder} is not a run folder: pass one, such as results/lm/mini/linear_rope/seed-1")
     if settings["kind"] != "lm":
         raise UserError(f"{folder} has a run of the kind {settings['kind']}: pass a run of the kind lm")
     if "finished" not in read_evaluation(folder):
@@ -90,7 +96,7 @@ def load_job(folder: Path, evaluations: dict[str, dict]) -> Job:
 
 
 def length_evaluations(lengths: list[int], rope_scaling: str | None) -> dict[str, dict]:
-    """Returns {name: settings} of the evaluations at block lengths."""
+    """Returns {name: settings} of an evaluation for each block length."""
     evaluations = {}
     for length in lengths:
         name = f"test_{length}"
@@ -106,7 +112,7 @@ def length_evaluations(lengths: list[int], rope_scaling: str | None) -> dict[str
 
 
 def check_lengths(evaluator: LMEvaluator) -> None:
-    """Raises a UserError if the model or the test split does not allow one of the evaluations."""
+    """Raises UserError if the model or the test split does not allow one of the evaluations."""
     job = evaluator.job
     model = evaluator.model
     model.check_length("test", 1)
@@ -142,7 +148,7 @@ def check_data(job: Job, before: dict[str, int], tokens: int) -> None:
 
 
 def recorded_tokens(job: Job) -> set[int]:
-    """Returns the numbers of tokens of the test split in the recorded evaluations."""
+    """Returns the numbers of tokens that the test split had in the recorded evaluations of a run."""
     tokens = set()
     for measured in job.record.get("evaluations", {}).values():
         if "tokens" in measured and measured.get("settings", {}).get("split") == "test":
@@ -151,7 +157,7 @@ def recorded_tokens(job: Job) -> set[int]:
 
 
 def evaluate_lengths(evaluator: LMEvaluator) -> dict[int, dict]:
-    """Evaluates the test split at the block lengths without a record; returns {length: metrics} of all."""
+    """Returns {length: metrics} of the test split; block lengths without a record are evaluated first."""
     job = evaluator.job
     with run_directory.locked(job.folder) as job.lock, resumable():
         missing = job.missing_evaluations(job.record)
@@ -166,7 +172,13 @@ def evaluate_lengths(evaluator: LMEvaluator) -> dict[int, dict]:
 
 
 def check_measured(job: Job, length: int, measured: dict) -> None:
-    """Raises a UserError if a recorded evaluation lacks what is shown."""
+    """Raises UserError if a recorded evaluation lacks the number of tokens or the perplexity.
+
+    Args:
+        job: the run.
+        length: number of tokens per block in the evaluation.
+        measured: content of the evaluation.
+    """
     missing = [name for name in ("tokens", "perplexity") if name not in measured]
     if missing:
         path = job.folder / "evaluation.json"
@@ -175,7 +187,7 @@ def check_measured(job: Job, length: int, measured: dict) -> None:
 
 
 def print_table(measured: dict[int, dict], evaluator: LMEvaluator) -> None:
-    """Prints a table of the perplexity at each block length."""
+    """Prints a table of perplexities; ``measured`` are {block length: metrics}."""
     job = evaluator.job
     trained = evaluator.model.tokens_per_sample
     tokens = next(iter(measured.values()))["tokens"]
@@ -197,13 +209,13 @@ def print_table(measured: dict[int, dict], evaluator: LMEvaluator) -> None:
 
 
 def rope_scaling_of(measured: dict[int, dict]) -> str | None:
-    """Returns the scaling of the angles, which all evaluations of a command share, as it was requested."""
+    """Returns the value of --rope-scaling, which all evaluations of a command share, or None."""
     [scaling] = {metrics["settings"].get("rope_scaling") for metrics in measured.values()}
     return scaling
 
 
 def plot(measured: dict[int, dict], evaluator: LMEvaluator, path: Path) -> None:
-    """Plots the perplexity over the block length."""
+    """Writes a plot of the perplexity over the block length to the file ``path``."""
     from matplotlib.figure import Figure  # this import takes seconds
 
     run = evaluator.job.run

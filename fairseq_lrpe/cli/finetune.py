@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
 def make_parser() -> ArgumentParser:
     usage = "CHECKPOINT TASK [TASK ...] [options] [KEY=VALUE ...]"
     parser = new_parser("lrpe finetune", __doc__, usage)
-    text = "pretrained RoBERTa, such as checkpoint_best.pt"
+    text = "checkpoint of a pretrained RoBERTa, such as checkpoint_best.pt"
     parser.add_argument("checkpoint", type=abs_path, metavar="CHECKPOINT", help=text)
     parser.add_argument("tasks", nargs="+", metavar="TASK", help=f"GLUE tasks: {', '.join(TASKS)}")
     text = "experiment that fine-tunes on GLUE (default: %(default)s)"

@@ -33,10 +33,11 @@ def main(arguments: list[str] | None = None) -> None:
     group.add_argument("--top-k", type=min_int(0), metavar="K", help=text)
     text = "sample from the most likely tokens whose probabilities sum to P (default: 1)"
     group.add_argument("--top-p", type=float, metavar="P", help=text)
-    text = "seed of the random numbers of each prompt (default: random)"
+    text = "seed of the random numbers for each prompt (default: a random seed)"
     group.add_argument("--seed", type=min_int(0), metavar="S", help=text)
     group = parser.add_argument_group("translation and question generation")
-    group.add_argument("--beam", type=min_int(1), metavar="B", help="beam size (default: 5)")
+    text = "number of hypotheses in beam search (default: 5)"
+    group.add_argument("--beam", type=min_int(1), metavar="B", help=text)
     parser.add_argument("--cpu", action="store_true", default=False, help="do not use a GPU")
     options = vars(parser.parse_args(arguments))
     run = options.pop("run")
@@ -63,7 +64,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def continue_prompts(model, prompts: list[str], options: dict) -> None:
-    """Prints each prompt and its continuation, with a blank line between two texts."""
+    """Prints each prompt and its continuation, with a blank line between two texts.
+
+    ``options`` are the arguments of the model's method ``stream``.
+    """
     for number, prompt in enumerate(prompts):
         stream = model.stream(prompt, **options)  # raises a ValueError for an invalid option
         print("\n" * (number > 0) + prompt, end="", flush=True)
@@ -76,7 +80,7 @@ def continue_prompts(model, prompts: list[str], options: dict) -> None:
 
 
 def ask_questions(model, lines: list[str], options: dict) -> None:
-    """Prints a question for each line, which consists of an answer, a tab and a text with the answer."""
+    """Prints a question for each line; a line consists of an answer, a tab and a text with the answer."""
     sources = []
     for number, line in enumerate(lines, 1):
         answer, _, text = line.partition("\t")

@@ -14,7 +14,7 @@ from fairseq_lrpe.utils.subprocesses import as_flags
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe methods", __doc__, "[--flags]")
-    text = "explain the flags of attention, encodings and token positions"
+    text = "explain the flags of attention, encodings and token positions instead of listing the methods"
     parser.add_argument("--flags", action="store_true", help=text)
     if parser.parse_args(arguments).flags:
         print_flags()

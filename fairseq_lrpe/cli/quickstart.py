@@ -21,9 +21,9 @@ from fairseq_lrpe.utils.subprocesses import available_cores
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe quickstart", __doc__, "[options]")
-    text = "folder with train.txt, valid.txt and test.txt"
+    text = "folder with your own train.txt, valid.txt and test.txt (default: Python's documentation)"
     parser.add_argument("--from", dest="source", type=abs_path, metavar="FOLDER", help=text)
-    text = "training updates of each model (default: see configs/lm/quickstart.yaml)"
+    text = "number of training updates of each model (default: see configs/lm/quickstart.yaml)"
     parser.add_argument("--updates", type=min_int(1), help=text)
     text = "output folder (default: results/quickstart, or results/quickstart-FOLDER with --from)"
     parser.add_argument("--results", type=results_path, help=text)

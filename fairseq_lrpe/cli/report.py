@@ -23,12 +23,13 @@ from fairseq_lrpe.utils.files import REPOSITORY, output_folder, write_atomic
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe report", __doc__, "[options]")
-    text = "folder of runs, or of recorded results (default: results, or docs/results with --atlas)"
+    text = "folder with runs or recorded results (default: results, or docs/results with --atlas)"
     parser.add_argument("--results", type=abs_path, help=text)
     pages = parser.add_mutually_exclusive_group()
-    text = "file of the report (default: report.html in the results folder)"
+    text = "HTML file to which the report is written (default: report.html in the results folder)"
     pages.add_argument("--out", type=html_path, metavar="FILE.html", help=text)
-    pages.add_argument("--atlas", type=html_path, metavar="FILE.html", help="write the atlas of encodings")
+    text = "write the atlas of encodings to this file instead"
+    pages.add_argument("--atlas", type=html_path, metavar="FILE.html", help=text)
     args = parser.parse_args(arguments)
     with exit_on_error("report"):
         if find_spec("plotly") is None:
@@ -53,12 +54,12 @@ def write_report(results: Path, out: Path) -> None:
 
 
 def counted(count: int, name: str) -> str:
-    """Returns a number with a noun, such as "2 runs"."""
+    """Returns ``count`` with the noun ``name`` in the singular or plural, such as "2 runs"."""
     return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def write_atlas(results: Path, out: Path) -> None:
-    """Writes the atlas of encodings to a file."""
+    """Writes the atlas of encodings, with the numbers in ``results``, to a file."""
     from fairseq_lrpe.experiments.reporting import atlas
 
     with output_folder(out.parent):

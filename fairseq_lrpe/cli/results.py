@@ -29,12 +29,12 @@ from fairseq_lrpe.utils.files import REPOSITORY, display_path, write_atomic
 
 RECORDED = REPOSITORY / "docs/results"
 FOLDER_ACTIONS = {
-    "record": "write the finished runs to the folder of recorded results",
-    "record-weights": "record the attention weights of the models of lm/extrapolation_mini",
-    "check": "compare the finished runs with the recorded results",
-    "write-docs": "write all tables of the recorded results to FOLDER.md",
+    "record": "add the finished runs to the recorded results in FOLDER",
+    "record-weights": "write the attention weights of the models of lm/extrapolation_mini to FOLDER",
+    "check": "compare the finished runs with the recorded results in FOLDER",
+    "write-docs": "write all tables of the recorded results in FOLDER to FOLDER.md",
 }
-"""{option with a folder of recorded results: its help}"""
+"""{option whose value is a folder of recorded results: help text}"""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -56,7 +56,7 @@ def make_parser() -> ArgumentParser:
     parser = new_parser("lrpe results", __doc__, "(--table TABLE | ... ) [options] [KEY=VALUE ...]")
     add_results_flag(parser)
     shown = parser.add_mutually_exclusive_group(required=True)
-    shown.add_argument("--table", help="table to show, a file in configs/tables without .yaml")
+    shown.add_argument("--table", help="show this table, a file in configs/tables without .yaml")
     shown.add_argument("--experiment", help="show all runs of this experiment, such as lm/mini")
     for name, text in FOLDER_ACTIONS.items():
         folder = {"type": abs_path, "nargs": "?", "const": RECORDED, "metavar": "FOLDER"}
@@ -64,19 +64,20 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--scale", choices=SCALES, help=SCALE_HELP)
     text = "output format (default: a text table on a terminal, and Markdown otherwise)"
     parser.add_argument("--format", choices=("markdown", "latex", "csv"), help=text)
-    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the validation curves")
-    text = "plot of the table's measured numbers, with one line per row over the columns"
+    text = "write a plot of the validation curves to this file"
+    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help=text)
+    text = "write a plot of the table's measured numbers over its columns to this file, one line per row"
     parser.add_argument("--plot-columns", type=image_path, metavar="FILE.png", help=text)
     return parser
 
 
 def show_table(table: Table, args: Namespace) -> None:
-    """Prints a table and plots its validation curves and columns if requested."""
+    """Prints a table and, if requested, plots its validation curves and its numbers over the columns."""
     from fairseq_lrpe.experiments.reporting import plots, tables  # imports pandas, which takes long
     from fairseq_lrpe.experiments.reporting.encoding_descriptions import row_kind
 
     records = tables.read_table_runs(table, args.results)
-    summary = tables.show_table(table, records, args.format)
+    summary = tables.print_results(table, records, args.format)
     if args.plot:
         plots.plot_table(table, records, args.plot)
     if args.plot_columns:
@@ -85,17 +86,21 @@ def show_table(table: Table, args: Namespace) -> None:
 
 
 def show_experiment(args: Namespace) -> None:
-    """Prints all runs of an experiment and plots their validation curves if requested."""
+    """Prints all runs of an experiment and, if requested, plots their validation curves."""
     from fairseq_lrpe.experiments.reporting import plots, tables
 
     records = tables.read_experiment_runs(args.experiment, args.results)
-    tables.show_experiment(records, args.format)
+    tables.print_runs(records, args.format)
     if args.plot:
         plots.plot_curves(args.experiment, plots.experiment_lines(records), args.plot)
 
 
 def use_records(args: Namespace) -> bool:
-    """Writes or checks recorded results; returns False if a run was not recorded, or a number is off."""
+    """Writes or checks recorded results.
+
+    Returns:
+        False if a finished run was not recorded, or a number is outside the tolerance, and True otherwise.
+    """
     from fairseq_lrpe.experiments.reporting import recording
 
     if args.record:

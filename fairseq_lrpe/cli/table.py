@@ -1,7 +1,7 @@
 """Run the experiments of a paper's table and show the results next to the published ones, or list all tables.
 
 configs/tables/TABLE.yaml defines the runs. KEY=VALUE overrides a setting of all experiments of the table that
-have it, or of all if none has it. Finished runs are not repeated, and interrupted ones are resumed. For
+have KEY, or of all if none has KEY. Finished runs are not repeated, and interrupted ones are resumed. For
 example:
 
   lrpe table tmlr_table2 --scale mini --jobs 2
@@ -52,7 +52,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def make_parser() -> ArgumentParser:
     parser = new_parser("lrpe table", __doc__, "[TABLE] [options] [KEY=VALUE ...]")
-    parser.add_argument("table", nargs="?", metavar="TABLE", help="a file in configs/tables, without .yaml")
+    text = "table to run, a file in configs/tables without .yaml (default: list all tables)"
+    parser.add_argument("table", nargs="?", metavar="TABLE", help=text)
     parser.add_argument("--scale", choices=SCALES, default="full", help=SCALE_HELP)
     text = "execute only the runs of these methods and the runs that they need"
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help=text)
@@ -62,7 +63,8 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--jobs", type=min_int(1), help=text)
     add_machine_flags(parser)
     slurm.add_flags(parser)
-    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the validation curves")
+    text = "write a plot of the validation curves to this file"
+    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help=text)
     add_estimate_flags(parser)
     parser.set_defaults(format=None, plot_columns=None)  # as in `lrpe results`
     return parser
@@ -71,8 +73,10 @@ def make_parser() -> ArgumentParser:
 def execute_table(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
     """Executes the runs on this machine, and shows the table if at least one run is finished.
 
-    With --dry-run, only prints the training commands. Returns a message for each run that failed or cannot
-    start, and for each experiment that is skipped.
+    With --dry-run, the training commands are only printed.
+
+    Returns:
+        A message for each run that failed or cannot start, and for each experiment that is skipped.
     """
     count = args.jobs or 1
     machine = choose_machine(args, count)

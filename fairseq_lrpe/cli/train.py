@@ -25,7 +25,7 @@ from fairseq_lrpe.utils.errors import UserError
 
 OVERRIDE = re.compile(r"[\w.]+=")
 SWITCHES = ("--cpu", "--dry-run", "--estimate", "--wait", "--status", "--cancel", "--help")
-"""Options without a value, of all commands that accept KEY=VALUE."""
+"""Options that take no value, from all commands that accept KEY=VALUE."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def split_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the arguments before and after --, the latter for fairseq-train."""
+    """Returns the arguments before and after --; those after it are for fairseq-train."""
     if "--" not in words:
         return words, []
     index = words.index("--")
@@ -56,7 +56,7 @@ def split_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def execute_jobs(jobs: list[Job], args: Namespace) -> None:
-    """Executes jobs on this machine one after the other, or prints their commands with --dry-run."""
+    """Executes jobs on this machine one after the other; with --dry-run, prints their commands instead."""
     machine = choose_machine(args)
     jobs = [replace(job, **machine) for job in jobs]
     if args.dry_run:
@@ -71,7 +71,7 @@ def execute_jobs(jobs: list[Job], args: Namespace) -> None:
 
 
 def print_commands(jobs: Iterable[Job]) -> None:
-    """Prints the training command of each job."""
+    """Prints the training command of each job, or a comment if it needs a checkpoint that does not exist."""
     for job in jobs:
         if job.starts_from and not job.starts_from.exists():
             print(f"# {job.run}: the command depends on {job.starts_from}, which does not exist yet")
@@ -80,7 +80,10 @@ def print_commands(jobs: Iterable[Job]) -> None:
 
 
 def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
-    """Returns the parsed arguments and the overrides KEY=VALUE, without those that are values of options."""
+    """Returns the parsed arguments, and the overrides KEY=VALUE among ``arguments`` (default: sys.argv).
+
+    Arguments KEY=VALUE that are values of options, such as those of --slurm, are no overrides.
+    """
     words = []
     overrides = []
     before = ""
@@ -94,7 +97,7 @@ def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespac
 
 
 def takes_value(word: str) -> bool:
-    """Returns whether a word is an option, possibly abbreviated, that is not one of ``SWITCHES``."""
+    """Returns whether a word is an option, possibly abbreviated, whose value is the next word."""
     is_switch = any(switch.startswith(word) for switch in SWITCHES)
     return word.startswith("--") and not is_switch and "=" not in word
 
@@ -102,14 +105,15 @@ def takes_value(word: str) -> bool:
 def make_parser() -> ArgumentParser:
     usage = "EXPERIMENT METHOD [options] [KEY=VALUE ...] [-- fairseq-train's flags]"
     parser = new_parser("lrpe train", __doc__, usage)
-    text = f"one of {', '.join(experiments())}"
+    text = f"experiment to run: {', '.join(experiments())}"
     parser.add_argument("experiment", metavar="EXPERIMENT", help=text)
-    text = "one of `lrpe methods`, or fairseq for fairseq's own model (with --attention softmax)"
+    text = "method that `lrpe methods` lists, or fairseq for fairseq's own model (with --attention softmax)"
     parser.add_argument("method", metavar="METHOD", help=text)
-    parser.add_argument("--attention", default="linear", help="type: linear (default) or softmax")
-    text = "random seeds, with one run each (default: 1)"
+    text = "type of self-attention: linear (default) or softmax"
+    parser.add_argument("--attention", default="linear", help=text)
+    text = "random seeds; each seed has its own runs (default: 1)"
     parser.add_argument("--seeds", type=min_int(1), nargs="+", default=[1], help=text)
-    text = "for training on several nodes: address of one of them; execute the same command on each of them"
+    text = "address of one of the nodes, if --nodes is above 1; execute the same command on every node"
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help=text)
     text = "number of jobs in SLURM's queue at a time (default: all)"
     parser.add_argument("--jobs", type=min_int(1), help=text)

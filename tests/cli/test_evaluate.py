@@ -163,7 +163,7 @@ def test_unsupported_length_is_rejected_first(trained, tmp_path):
     assert "too few for a block of 90,000" in error_of(trained, 90_000)
     folder = altered(trained, tmp_path, encoding="cosformer")
     before = sorted(path.name for path in folder.iterdir()), read(folder)
-    assert "at most 32 tokens, not 64: cosformer's" in error_of(folder, 16, 64)
+    assert "at most 32 tokens, not 64, because cosformer's" in error_of(folder, 16, 64)
     assert (sorted(path.name for path in folder.iterdir()), read(folder)) == before
 
 

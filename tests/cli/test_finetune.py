@@ -241,7 +241,7 @@ def test_other_settings_in_the_same_folder_are_rejected(place, second, tmp_path)
     lost = next(name for name in trials if name != read(folder)["chosen"])
     for program, words, message in (
         ("finetune", (other, *SECOND[1:]), f"starts_from was {CHECKPOINT} "),
-        ("train", (*single, "task=RTE", "choose=null", f"starts_from={CHECKPOINT}"), "it chose among trials"),
+        ("train", (*single, "task=RTE", "choose=null", f"starts_from={CHECKPOINT}"), "the run chose among "),
         ("finetune", (*SECOND, f"data={tmp_path}/glue"), "data.RTE/bin/input0/valid.bin was "),
         ("train", (*single, "task=RTE", lost, "--", "--clip-norm", "1"), "flags was [], now ["),
     ):
@@ -268,7 +268,7 @@ def test_invalid_arguments(place, done, tmp_path):
     lacking = error_of(checkpoint, "RTE", "CoLA", *given)
     assert "data/glue lacks CoLA/bin/rows.json, CoLA/bin/input0/dict.txt" in lacking
     none = error_of(checkpoint, "RTE", *given, "evaluations.valid=null")
-    assert "glue/mini/linear_rope/task=RTE/seed-1 needs an evaluation to compare" in none
+    assert "glue/mini/linear_rope/task=RTE/seed-1 has no evaluation to compare" in none
 
     state = torch.load(checkpoint, weights_only=True)
     weights = state["model"]

@@ -58,8 +58,8 @@ def test_a_small_vocabulary_has_the_first_merges(tiny_bpe, tmp_path):
     assert [small.decoder[i] for i in small.encode("the the")] == ["the", "Ġ", "the"]
 
     gpt2_bpe.provide(folder, tiny_bpe, 258)
-    with pytest.raises(ValueError, match=r"made with another --bpe-types: pass the same, or another --out"):
+    with pytest.raises(ValueError, match="another --bpe-types: pass the same number, or change --out"):
         gpt2_bpe.provide(folder, tiny_bpe)
-    with pytest.raises(ValueError, match=r"--bpe-types 261 is too large: GPT-2's BPE has 260 types"):
+    with pytest.raises(ValueError, match=r"--bpe-types 261 is too large: use at most 260, all types"):
         gpt2_bpe.provide(tmp_path / "large", tiny_bpe, 261)
     assert not (tmp_path / "large").exists()

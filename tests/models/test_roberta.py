@@ -228,7 +228,7 @@ def test_texts_without_one_mask(pretrained):
     for text, message in (
         ("the", "the text has 0 <mask>: expected exactly one"),
         ("<mask> <mask>", "the text has 2 <mask>: expected exactly one"),
-        ("<mask> the" + " the" * 99, "tokens: at most 64 fit"),
+        ("<mask> the" + " the" * 99, "tokens, more than the 64 that the model accepts"),
     ):
         with pytest.raises(ValueError, match=message):
             model.fill_mask(text)

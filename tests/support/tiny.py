@@ -171,7 +171,7 @@ def configured(folder):
     results = Path(str(folder).rpartition(f"/{name}/")[0])
     job = Job(Experiment.load(name), read_run(folder, results).run, results)
     valid = "valid" in job.kind.evaluations(job.cfg)
-    return job.config, job.evaluation_settings("valid") if valid else {}
+    return job.recorded_config, job.evaluation_settings("valid") if valid else {}
 
 
 def pretend_gpus(monkeypatch, cards, built_for):

@@ -73,7 +73,7 @@ def test_a_deleted_folder_is_an_error(tmp_path):
     words = ["-c", script, BIN / "python"]
     done = run_command("/bin/bash", *words, folder=tmp_path, PYTHONPATH=str(REPOSITORY))
     assert done.returncode == 1
-    assert done.stderr == "lrpe: the current folder has been deleted: change to another one\n"
+    assert done.stderr == "lrpe: the current folder has been deleted: change to an existing folder\n"
 
 
 def test_warnings_of_torch_and_fairseq_are_no_errors():

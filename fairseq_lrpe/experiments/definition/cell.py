@@ -8,7 +8,10 @@ from fairseq_lrpe.experiments.definition.run import Run
 
 @dataclass
 class Cell:
-    """A cell of a table; with ``choose_by: mean``, the trial with the best mean score measures it."""
+    """A cell of a table.
+
+    With ``choose_by: mean``, the runs of the trial with the best mean score measure the cell.
+    """
 
     attention: str
     row: str
@@ -25,7 +28,5 @@ class Cell:
     parts: list["Cell"] = field(default_factory=list)  # cells of which this one is the average ...
     is_best: bool = False  # ... or the best
     drop_worst: bool = False  # whether the worst of three or more seeds is excluded
-    trials: list[list[Run]] = field(
-        default_factory=list
-    )  # with ``choose_by: mean``: of each trial, one per seed
+    trials: list[list[Run]] = field(default_factory=list)  # with ``choose_by: mean``; one run per seed
     score: tuple[str, str] | None = None  # (evaluation, metric) by which a trial is chosen

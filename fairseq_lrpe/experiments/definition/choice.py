@@ -1,14 +1,14 @@
-"""The choice of the best of several scores: trials of a run, trials of a table's cell, columns, or runs."""
+"""The choice of the best of several scores, those of trials, of a table's columns, or of runs."""
 
 import math
 from collections.abc import Sequence
 
 
 def best_by_score(scores: Sequence[float], better: str) -> int:
-    """Returns the index of the best score, the first one if several are equal.
+    """Returns the index of the best score; if several scores are the best, the index of the first.
 
     Args:
-        scores: measured values, of which NaN, that of a diverged run, is the worst.
+        scores: measured values. NaN, the score of a diverged run, is worse than any number.
         better: "higher" or "lower".
     """
     sign = 1 if better == "higher" else -1

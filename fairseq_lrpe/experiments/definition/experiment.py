@@ -25,7 +25,7 @@ from fairseq_lrpe.utils.suggest import choices
 from fairseq_lrpe.utils.yaml_values import check_value, check_yaml
 
 MAX_SEED = 2**31 - 1
-"""Largest seed of a run: NumPy's seeds, to which fairseq adds the number of the epoch, have 32 bits."""
+"""Largest seed of a run: fairseq adds the number of the epoch to it, and NumPy's seeds have 32 bits."""
 EXTENSIBLE = ("evaluations", "grid", "choose")  # sections of a YAML file to which overrides can add keys
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
 
@@ -57,12 +57,12 @@ def _parsed(path, modified):
     except Exception as error:  # PyYAML raises many types for a tag, or for an integer of many digits
         raise UserError(f"{display_path(path)} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, DictConfig):
-        raise UserError(f"{display_path(path)} is not a mapping of keys to values")
+        raise UserError(f"{display_path(path)} is not a mapping of keys to values: write lines KEY: VALUE")
     return content
 
 
 def read_with_defaults(name: str) -> dict[Path, dict]:
-    """Returns {path: content} of an experiment's YAML file, and then of the files that it extends."""
+    """Returns {path: content} of an experiment's YAML file, followed by the files that it extends."""
     contents: dict[Path, dict] = {}
     while name:
         path = CONFIGS / f"{name}.yaml"
@@ -126,7 +126,10 @@ class Experiment:
         self.kind.check(cfg)
 
     def _locate(self, key, cfg=None):
-        """Returns (section, name) of a key; new keys are allowed in ``train`` and EXTENSIBLE only."""
+        """Returns the section of the settings that contains a key, and the key's name in this section.
+
+        Only ``train`` and the sections in ``EXTENSIBLE`` accept new keys.
+        """
         if key == "kind":
             raise UserError(f"{self.name} is of kind {self.cfg.kind}: use another experiment")
         section = self.cfg if cfg is None else cfg
@@ -143,7 +146,7 @@ class Experiment:
         if is_open or name in list(section):
             return section, name
         prefix = ".".join([*path, ""])
-        listing = f"use a key of {self.files}, or train.FLAG (`lrpe methods --flags` lists ours)"
+        listing = f"use a key of {self.files}, or train.FLAG (`lrpe methods --flags` lists the plugin's)"
         raise UserError(f"{self.name} has no key {key!r}{choices(name, list(section), listing, prefix)}")
 
     def _override(self, text):
@@ -160,7 +163,7 @@ class Experiment:
             self.changes.pop(key, None)  # an earlier override of the same key
 
     def _differs(self, key, value):
-        """Returns whether a value is not the YAML's, or its key is in grid, choose or by_method."""
+        """Returns whether a value is not the YAML file's, or its key is in grid, choose or by_method."""
         section, name = self._locate(key)
         if key in self.cfg.grid or key in self.cfg.choose:
             return True
@@ -186,7 +189,7 @@ class Experiment:
     ) -> list[Run]:
         """Returns the runs of a method, one for each seed and each combination of values of the grid.
 
-        ``changes`` {key: value} are further changed settings, which replace the values of the grid.
+        ``changes`` {key: value} are further changed settings; their keys are left out of the grid.
         """
         common = self._common_changes(method, changes)
         grid = {key: values for key, values in self.cfg.grid.items() if key not in common}
@@ -201,7 +204,10 @@ class Experiment:
         return runs
 
     def _common_changes(self, method, changes):
-        """Returns the changes of all runs of a method: the overrides, and those ``changes`` that differ."""
+        """Returns {key: value} of the settings that all runs of a method change.
+
+        These are the overrides, and those of ``changes`` that differ from the YAML file.
+        """
         common = dict(self.changes)
         for key, value in changes.items():
             if is_non_identifying(key):
@@ -215,14 +221,14 @@ class Experiment:
         return common
 
     def changes_for(self, method: str) -> dict[str, str]:
-        """Returns ``changes`` without those of options that only other encodings than the method's have."""
+        """Returns {key: text} of ``changes``, without the options of encodings other than the method's."""
         return {key: text for key, text in self.changes.items() if not foreign_encoding(key, method)}
 
     def trials(self, run: Run) -> list[Run]:
         """Returns one trial for each combination of the values in ``choose``.
 
         The list is empty if nothing is chosen, or if the run is itself a trial. The best trial becomes the
-        result of the run. Values for options of other encodings are skipped.
+        result of the run. Options of encodings other than the run's are left out.
         """
         chosen = {}
         for key, values in self.cfg.choose.items():
@@ -233,7 +239,7 @@ class Experiment:
         return [run.changed(cell) for cell in combinations(chosen)]
 
     def starts_from(self, run: Run) -> Run | Path | None:
-        """Returns the run or the checkpoint whose model initializes that of a run."""
+        """Returns the run or the checkpoint whose model initializes the model of a run, or None."""
         name = self.cfg.starts_from
         if not name:
             return None
@@ -255,7 +261,7 @@ class Experiment:
         return needed
 
     def other(self, name: str) -> "Experiment":
-        """Returns the experiment ``name`` with ``shared`` overrides whose keys exist in it, but seeds."""
+        """Returns the experiment ``name`` with the ``shared`` overrides that apply to it, except seeds."""
         if name not in self._others:
             shared = [text for text in self.shared if not text.startswith("seeds=")]
             self._others[name] = Experiment.load(name, applicable_overrides(name, shared), shared)
@@ -263,15 +269,15 @@ class Experiment:
 
 
 def combinations(values: Mapping[str, list]) -> Iterator[dict[str, object]]:
-    """Yields {key: value} of all combinations of the values of keys."""
+    """Yields {key: value} for each combination of the keys' values."""
     for cell in product(*values.values()):
         yield dict(zip(values, cell, strict=True))
 
 
 def applicable_overrides(name: str, overrides: Iterable[str]) -> list[str]:
-    """Returns those KEY=VALUE overrides whose keys exist in the experiment ``name``.
+    """Returns the KEY=VALUE overrides whose keys exist in the experiment ``name``.
 
-    A flag of fairseq-train exists if a YAML file sets it, and a flag in ``method_flags`` always does.
+    A flag of fairseq-train exists if a YAML file sets it; the flags in ``method_flags`` always exist.
     """
     applicable = []
     experiment = Experiment.load(name) if overrides else None

@@ -1,4 +1,4 @@
-"""What the flags of a language model say about the lengths that it can read."""
+"""The lengths that a language model can read, derived from its flags."""
 
 import math
 from collections.abc import Callable
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 MAX_SINUSOIDAL = 100_000
 """Number of sinusoidal token positions of fairseq's models."""
 PROBED = 256
-"""Number of positions at which a module is compared with the same module for more positions."""
+"""Number of positions at which the outputs of a module and of one built for more positions are compared."""
 
 
 class ModelFlags:
     """The flags of a language model.
 
     Args:
-        flags: {name with underscores: value} of a checkpoint, or fewer if the model is not trained yet.
+        flags: {name with underscores: value} of a checkpoint. Before the training, the flags that an
+            experiment sets are sufficient for :meth:`rope_scaling`.
     """
 
     def __init__(self, flags: dict):
@@ -34,12 +35,12 @@ class ModelFlags:
 
     @property
     def tokens_per_sample(self) -> int:
-        """Number of tokens in a block of the training."""
+        """Number of tokens in a block during training."""
         return self.flags["tokens_per_sample"]
 
     @property
     def trained_length(self) -> int:
-        """Number of tokens that the model is built for, at least that of a block in training."""
+        """Maximum number of tokens for which the model was built, by default ``tokens_per_sample``."""
         return self.flags["max_target_positions"] or self.tokens_per_sample
 
     @property
@@ -83,10 +84,10 @@ class ModelFlags:
         return scaling
 
     def max_length(self) -> tuple[float, str]:
-        """Returns (maximum number of tokens that the model can read, reason); inf without a limit.
+        """Returns the maximum number of tokens that the model can read, or infinity, and the reason.
 
-        For longer sequences than in training, fairseq builds the model for their length, which is impossible
-        if the parameters or the encoding depend on it.
+        To read sequences that are longer than in training, fairseq builds the model anew for their length.
+        This fails, or changes the results, if parameters or the encoding depend on the length.
         """
         trained = self.trained_length
         positions = self.flags["token_positions"]
@@ -130,7 +131,7 @@ class ModelFlags:
 
 
 def _probe(length, width):
-    """Returns inputs (1, L, width) for the first positions."""
+    """Returns fixed inputs (1, L, width) for the first L = min(length, PROBED) positions."""
     import torch
 
     count = min(length, PROBED)
@@ -138,10 +139,10 @@ def _probe(length, width):
 
 
 def _depends_on_length(build: "Callable[..., nn.Module]", trained: int, *inputs: "Tensor") -> bool:
-    """Returns whether a module for more positions has other parameters or other results."""
+    """Returns whether a module built for more positions has other parameters or other outputs."""
     import torch
 
-    # Users' encodings and token positions do not have to declare it.
+    # Users' encodings and token positions do not have to declare whether they depend on the length.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         module = build(max_positions=trained).eval()
         longer = build(max_positions=2 * trained).eval()

@@ -17,7 +17,7 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.yaml_values import check_value, check_yaml
 
 RECORDS = ("run.json", "log.jsonl", "evaluation.json")
-"""Files in a run's folder with its settings, the logged metrics and the evaluations."""
+"""Names of the files in a run's folder that contain its settings, logged metrics and evaluations."""
 SHOWN = 60
 """Number of characters of an invalid value that a message shows."""
 
@@ -26,8 +26,8 @@ SHOWN = 60
 class Run:
     """One training of a method in an experiment, with its evaluations.
 
-    ``changes`` are sorted (key, value) pairs of changed settings, with values as text. ``str(run)`` is its
-    folder in the results: EXPERIMENT/ATTENTION_METHOD/KEY=VALUE/../seed-SEED.
+    ``changes`` are sorted (key, value) pairs of changed settings, with values as text. ``str(run)`` is the
+    run's folder in the results: EXPERIMENT/ATTENTION_METHOD/KEY=VALUE/../seed-SEED.
     """
 
     experiment: str
@@ -45,7 +45,7 @@ class Run:
 
     @classmethod
     def of(cls, settings: dict) -> "Run":
-        """Returns the run that a run.json describes."""
+        """Returns the run that ``settings``, the content of a run.json, describe."""
         return cls(
             settings["experiment"],
             settings["attention"],
@@ -55,7 +55,10 @@ class Run:
         )
 
     def other_run(self, settings: dict) -> str:
-        """Returns how the run of a run.json differs, such as "seed 2", or ""; keys may be missing."""
+        """Returns what distinguishes another run from this one, such as "seed 2", or "" if nothing does.
+
+        ``settings`` are the content of the other run's run.json; keys that it lacks are not compared.
+        """
         differences = []
         for name in ("attention", "method", "seed"):
             value = getattr(self, name)
@@ -84,7 +87,10 @@ class Run:
 
 
 def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
-    """Returns the run folders below a folder; only those of ``experiment``, a relative path, if given."""
+    """Returns the folders of runs below ``folder``, sorted.
+
+    If ``experiment``, a path relative to ``folder``, is given, only the folders of its runs are returned.
+    """
     folders = []
     for path in _folders(folder):
         name = experiment_of(path, folder)
@@ -94,7 +100,7 @@ def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
 
 
 def has_records(folder: Path) -> bool:
-    """Returns whether a run was started in a folder."""
+    """Returns whether a folder has a file of a started run; see ``RECORDS``."""
     return any((folder / name).exists() for name in RECORDS)
 
 
@@ -109,7 +115,7 @@ def _folders(folder: Path, outer: frozenset[str] = frozenset()) -> Iterator[Path
 
 
 def experiment_of(path: Path, folder: Path) -> Path | None:
-    """Returns the experiment in a run folder's path, between ``folder`` and ATTENTION_METHOD.
+    """Returns the experiment in the path of a run's folder: the part between ``folder`` and ATTENTION_METHOD.
 
     Returns None for other paths than EXPERIMENT/ATTENTION_METHOD/KEY=VALUE/../seed-SEED.
     """

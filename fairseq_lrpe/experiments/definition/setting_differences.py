@@ -19,17 +19,17 @@ NON_IDENTIFYING = (
     "train.compile",
     "train.stop_time_hours",  # a training that it stops is continued
 )
-"""Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
+"""Keys that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
 PREFIXES = tuple(f"{name}." for name in NON_IDENTIFYING)
 
 
 def is_non_identifying(key: str) -> bool:
-    """Returns whether a key is one of ``NON_IDENTIFYING``, or inside one."""
+    """Returns whether a key, or a section that contains it, is in ``NON_IDENTIFYING``."""
     return f"{key}.".startswith(PREFIXES)
 
 
 def flatten(content: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yields (key, value) of nested dictionaries, such as ("config.train.lr", 0.001)."""
+    """Yields (dotted key, value) of each value in nested dictionaries, such as ("config.train.lr", 0.001)."""
     if isinstance(content, dict) and content:
         for name, value in content.items():
             yield from flatten(value, f"{key}.{name}".lstrip("."))
@@ -47,7 +47,7 @@ def differences(before: dict[str, object], now: dict[str, object], prefix: str =
 
 
 def setting_differences(before: object, now: object, prefix: str = "") -> list[str]:
-    """Returns the ``differences`` of nested settings, without those of NON_IDENTIFYING settings."""
+    """Returns the :func:`differences` of nested settings, except for those in ``NON_IDENTIFYING``."""
     return differences(_identifying(before), _identifying(now), prefix)
 
 

@@ -24,11 +24,15 @@ class Model(BaseModel):
 
 ModelType = TypeVar("ModelType", bound=BaseModel)
 MESSAGES = {"extra_forbidden": "unknown key", "missing": "this key is missing"}
-"""{pydantic's type of an error: message}"""
+"""{type of an error in pydantic: message for the user}"""
 
 
 def validate(model: type[ModelType], content: object) -> ModelType:
-    """Returns the content of a file as a ``model``; raises UserError with one of its errors."""
+    """Returns the content of a file as an instance of ``model``.
+
+    Raises:
+        UserError: if the content is invalid; the message describes one error, an unknown key if there is one.
+    """
     try:
         return model.model_validate(content)
     except ValidationError as errors:
@@ -60,9 +64,9 @@ def check_flags(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 Flags = Annotated[dict[str, Any], AfterValidator(check_flags)]
-"""{flag of fairseq's command with underscores: value}; true is a flag without a value, null omits it."""
+"""{flag of fairseq's command with underscores: value}; true passes a flag without a value, null omits it."""
 EVALUATION_FLAGS = "user_dir path task cpu distributed_world_size log_format gen_subset valid_subset".split()
-"""Flags of fairseq's commands that an evaluation sets."""
+"""Flags of fairseq's commands that an evaluation sets, and that YAML files therefore cannot set."""
 
 
 class Evaluate(Model):
@@ -114,5 +118,5 @@ class TrainingSettings(Settings[EvaluationType]):
 
 
 def train_flags(cfg: DictConfig, method: str) -> dict[str, object]:
-    """Returns {name with underscores: value} of the flags of fairseq-train for a method."""
+    """Returns {name with underscores: value} of the flags of fairseq-train that settings give a method."""
     return {**cfg.train, **cfg.by_method.get(method, {})}

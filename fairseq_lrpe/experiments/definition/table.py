@@ -32,7 +32,7 @@ def tables() -> list[str]:
 
 
 class TableSpec:
-    """The YAML file of a table and its published table."""
+    """A table as its YAML file and the paper define it: settings, published numbers and rows."""
 
     def __init__(self, name: str):
         if name not in tables():
@@ -59,7 +59,7 @@ class TableSpec:
             raise self._error(key, f"unknown {what} {name!r}{choices(name, known, experiments.LISTING)}")
 
     def _check_rows(self):
-        """Raises a UserError if two rows have the same attention and name."""
+        """Raises UserError if two rows have the same attention and name."""
         names = set()
         for row in self.rows:
             if (row.attention, row.row) in names:
@@ -108,10 +108,10 @@ class Table(TableSpec):
     Args:
         name: name of a file in configs/tables.
         scale: one of ``SCALES``.
-        overrides: texts KEY=VALUE. Each changes the experiments that have KEY, or all if none has it.
+        overrides: texts KEY=VALUE. Each changes the experiments that have KEY, or all if none has KEY.
 
     Raises:
-        UserError: for an unknown table, a scale that it does not have, or invalid settings.
+        UserError: if the table is unknown, has no experiment at this scale, or has invalid settings.
     """
 
     def __init__(self, name: str, scale: str = "full", overrides: Iterable[str] = ()):
@@ -185,7 +185,7 @@ class Table(TableSpec):
         return [cell for cell in cells.values() if cell.column in measured]
 
     def _column_names(self):
-        """Returns the names of the published columns, which are shown at --scale full, and of our own."""
+        """Returns the names of the columns in the YAML file, after the published ones at --scale full."""
         published = self.published.columns if self.scale == "full" else ()
         return dict.fromkeys([*published, *self.columns])
 
@@ -226,14 +226,14 @@ class Table(TableSpec):
             cell.better = kind.metrics.get(cell.metric, "higher")
 
     def _seeds(self, experiment):
-        """Returns the seeds of an override, of the table at this scale, or else of the experiment."""
+        """Returns the seeds that an override, the table for this scale, or else the experiment sets."""
         is_overridden = any(text.startswith("seeds=") for text in self.overrides)
         if self.scale not in SEEDS or is_overridden:
             return experiment.cfg.seeds
         return getattr(self.settings, SEEDS[self.scale]) or experiment.cfg.seeds
 
     def _plan_trials(self, cell, experiment):
-        """Replaces the runs of a cell, each of which chooses among trials, by these trials."""
+        """Replaces a cell's runs that choose among trials by the trials, and sets the deciding metric."""
         by_seed = [experiment.trials(run) for run in cell.runs]
         cell.trials = [list(runs) for runs in zip(*by_seed, strict=True)]
         if not cell.trials:
@@ -243,9 +243,9 @@ class Table(TableSpec):
         cell.score = (evaluation, next(iter(experiment.kind.metrics)))
 
     def baseline(self, cell: Cell) -> Cell | None:
-        """Returns the baseline's cell with this attention and column; None without one, or for itself.
+        """Returns the baseline's cell with the attention and column of ``cell``.
 
-        If several rows have the baseline's method, that with the same values of changes, such as k, counts.
+        Of several, it has the same values of changes, such as k. Returns None without one, or for itself.
         """
         method = self.settings.baseline
         if method is None or cell.method == method:
@@ -259,7 +259,7 @@ class Table(TableSpec):
         return baselines[0] if baselines else None
 
     def runs(self, methods: Collection[str] = ()) -> list[Run]:
-        """Returns the runs of all methods, or of those in ``methods``, and the runs that they need, in order.
+        """Returns the runs of all methods, or of ``methods``, and the runs that these need, in order.
 
         Needed runs of other experiments come first, and the others are sorted by seed, so that the methods
         can be compared early.
@@ -294,7 +294,7 @@ class Table(TableSpec):
                 raise UserError(f"the table has no method {name!r}{choices(name, known)}")
 
     def experiment_of(self, run: Run) -> Experiment:
-        """Returns the experiment of a run of the table, or of one that it needs."""
+        """Returns the experiment of a run of the table, or of a run that the table's runs need."""
         if run.experiment in self.experiments:
             return self.experiments[run.experiment]
         return next(iter(self.experiments.values())).other(run.experiment)

@@ -22,7 +22,7 @@ Attention = Literal[ATTENTIONS]
 
 
 class ColumnDefaults(Model):
-    """Settings of a column; those of the table are the defaults of all its columns."""
+    """Settings of a column that a table can also set, as defaults of all its columns."""
 
     experiment: str | None = None
     small: str | None = None  # the experiment at --scale small
@@ -95,7 +95,7 @@ class TableSettings(ColumnDefaults):
     @model_validator(mode="before")
     @classmethod
     def read_choose_once(cls, content: object) -> object:
-        """Reads the earlier name of ``choose_by: mean``, which is ``choose_once: true``."""
+        """Replaces ``choose_once: true``, an earlier name, by ``choose_by: mean``."""
         if not isinstance(content, dict) or "choose_once" not in content:
             return content
         content = dict(content)

@@ -1,1 +1,1 @@
-"""The cost of runs before they start: parameters, tokens, FLOPs, memory and hours."""
+"""Estimates of the cost of runs before they start: parameters, tokens, FLOPs, memory and hours."""

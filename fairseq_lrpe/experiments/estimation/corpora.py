@@ -1,4 +1,4 @@
-"""Properties of the papers' corpora, for estimates before they are prepared."""
+"""Properties of the papers' corpora, for estimates before the corpora are prepared."""
 
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ CORPORA = {
     "lra_image": Corpus((260,), 10, pixels=True),
     "pathfinder": Corpus((260,), 2, pixels=True),
 }
-"""The papers' corpora, for estimates before they are prepared."""
+"""{folder in data: properties of the papers' corpus}"""
 
 GLUE = {
     "MNLI": (392_702, 39),
@@ -51,7 +51,11 @@ GLUE = {
 
 
 def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
-    """Returns the properties of prepared data, or those in ``CORPORA``; raises a UserError without either."""
+    """Returns the properties of a run's data, from its files or, if it is not prepared, from ``CORPORA``.
+
+    Raises:
+        UserError: if the data is neither prepared nor in ``CORPORA``.
+    """
     folders = kind.folders(cfg)
     if not folders:
         return Corpus()

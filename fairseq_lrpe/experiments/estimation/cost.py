@@ -1,9 +1,9 @@
 """Parameters, FLOPs, calls and memory of a training, measured with its model on torch's meta device.
 
-The model is that of the run's fairseq-train command, with
-dictionaries of which only the size is known. Inputs have the greatest length that the model accepts, with
-two exceptions: if batches are given in tokens (translation), sentences have ``SENTENCE`` tokens, and the
-FLOPs of fine-tuning are those of inputs of the task's mean length (``GLUE``).
+The model is that of the run's fairseq-train command, with dictionaries of which only the size is known.
+Inputs have the greatest length that the model accepts, with two exceptions: if batches are given in tokens
+(translation), sentences have ``SENTENCE`` tokens, and the FLOPs of fine-tuning are those of inputs of the
+task's mean length (``GLUE``).
 """
 
 import math
@@ -59,9 +59,9 @@ class Estimate(NamedTuple):
 
 
 def estimate_training(job: Job) -> Estimate:
-    """Returns the cost of a training, or raises a UserError that says why it cannot be estimated."""
+    """Returns the cost of a training; raises UserError if it cannot be estimated."""
     if not job.kind.trains:
-        raise UserError("no estimate, because its runs train no model")
+        raise UserError("no estimate, because the runs of this experiment train no model")
     batch = job.cfg.batch
     dtype = DTYPES[job.precision]
     is_glue = job.cfg.get("task") in GLUE
@@ -99,7 +99,7 @@ def estimate_training(job: Job) -> Estimate:
 
 
 def build_glue(job: Job) -> "BuiltModel":
-    """Builds the model of a fine-tuning, which is that of its pretraining with a head."""
+    """Returns the model of a fine-tuning, which is the pretrained model with a head for classification."""
     trained = job
     start = job.experiment.starts_from(job.run)
     if isinstance(start, Run):
@@ -123,7 +123,7 @@ class BuiltModel:
         return self.settings.task
 
     def longest(self) -> tuple[int, int]:
-        """Returns the greatest lengths of source and target; that of a missing one is 0."""
+        """Returns the greatest lengths of source and target that the model accepts, or 0 if it lacks one."""
         if hasattr(self.model, "side"):  # of a grid of patches
             return self.model.side**2, 0
         if hasattr(self.model, "encoder") and hasattr(self.model, "decoder"):
@@ -132,7 +132,7 @@ class BuiltModel:
         return (length, 0) if hasattr(self.model, "encoder") else (0, length)
 
     def segments(self) -> list[dict]:
-        """Returns arguments of a language model: those of segments that fill its memory, and of the next."""
+        """Returns the model's arguments for segments that fill a memory, if any, and for the next one."""
         length = getattr(self.cfg, "memory_length", 0)
         count = math.ceil(length / self.cfg.tokens_per_sample) if length else 0
         return [{"segment": Segment("train", 0, i)} for i in range(count + 1)] if count else [{}]
@@ -140,7 +140,7 @@ class BuiltModel:
 
 @cache
 def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
-    """Builds the model of a fairseq-train command; raises a UserError if the flags are invalid."""
+    """Returns the model of a fairseq-train command (``words``); raises UserError if its flags are invalid."""
     flags = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
     with unchecked_arguments():  # build_model checks the flags; data and GPUs may be missing here
         args = options.parse_args_and_arch(options.get_training_parser(), flags)
@@ -177,7 +177,7 @@ def make_task(name: str, cfg: Namespace, corpus: Corpus):
 
 
 class Measured(NamedTuple):
-    """The cost of the forward and backward pass of a batch, and of an update."""
+    """The cost of the forward and backward pass of a batch, and of the optimizer's update."""
 
     flops: int
     saved: int  # bytes of saved tensors and of the largest gradients
@@ -187,9 +187,10 @@ class Measured(NamedTuple):
 
 @cache
 def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch.dtype) -> Measured:
-    """Measures two updates with a batch of ``size`` inputs: first FLOPs and memory, then calls.
+    """Returns the cost of an update with a batch of ``size`` inputs of ``lengths`` (source, target).
 
-    The first update also computes what is kept, such as constants and the optimizer's state.
+    FLOPs and memory are measured in a first update, calls in a second one, because the first update also
+    computes constants and the optimizer's state.
     """
     model = built.model.to(dtype).train()
     expect_words(model)
@@ -226,7 +227,7 @@ def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch
 
 
 def step(optimizer: FairseqOptimizer, built: BuiltModel) -> None:
-    """Does what fairseq's trainer does with the gradients of an update."""
+    """Performs an update like fairseq's trainer: scales and clips the gradients, and steps the optimizer."""
     optimizer.multiply_grads(0.5)
     optimizer.clip_grad_norm(built.settings.optimization.clip_norm)
     optimizer.step()
@@ -250,7 +251,7 @@ def flop_counter() -> FlopCounterMode:
 def compute_loss(
     built: BuiltModel, size: int, source: int, target: int, dtype: torch.dtype, segment: dict
 ) -> Tensor:
-    """Returns the loss of a batch of ``size`` inputs with these lengths."""
+    """Returns the loss of a batch of ``size`` inputs with ``source`` and ``target`` tokens each."""
     model = built.model
     tokens = torch.empty(size, source or target, dtype=torch.long)
     if hasattr(model, "side"):

@@ -1,7 +1,7 @@
 """torch's meta device, where tensors have shapes but no values, with the operators of a GPU.
 
-In ``FakeTensorMode``, tensors on a GPU would select these operators themselves, but torch's builds for CPUs
-end the process when autograd records an operation of such a tensor.
+``FakeTensorMode`` is no alternative: its tensors on a GPU select the operators of a GPU, but torch's builds
+for CPUs end the process when autograd records an operation of such a tensor.
 """
 
 import math
@@ -23,10 +23,9 @@ aten = torch.ops.aten
 
 
 class MetaNumbers(TorchDispatchMode):
-    """Replaces the values of tensors on the meta device, which have none.
+    """Dispatch mode in which every number that is read from a tensor on the meta device is 0.
 
-    Every number that is read from such a tensor is 0, and its copy on the CPU, where fairseq initializes
-    some parameters, is another tensor on the meta device.
+    A copy of such a tensor to the CPU, where fairseq initializes some parameters, stays on the meta device.
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -52,9 +51,9 @@ def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale
 def gpu_operators() -> Iterator[None]:
     """Makes dropout and attention call the operators of GPUs on the meta device.
 
-    Both consist of several operators there. They are replaced in torch's dispatcher, because a dispatch mode
-    sees only these operators, and a ``TorchFunctionMode`` is not active inside of
-    ``F.multi_head_attention_forward``, which fairseq's own attention calls.
+    By default, both functions consist of several operators on the meta device. They are replaced in torch's
+    dispatcher, because a dispatch mode sees only these operators, and a ``TorchFunctionMode`` is not active
+    inside ``F.multi_head_attention_forward``, which fairseq's own attention calls.
     """
     library = torch.library.Library("aten", "IMPL")
     library.impl("dropout", _dropout, "AutogradMeta")
@@ -66,16 +65,16 @@ def gpu_operators() -> Iterator[None]:
 
 
 class FrequentWords(AdaptiveInput):
-    """Embeds all words like frequent ones, which costs more if the embeddings of others are narrower."""
+    """Adaptive embedding of all words as frequent ones, which costs at least as much as the real one."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.embeddings[0](tokens)
 
 
 class ZipfSoftmax(AdaptiveSoftmax):
-    """Selects as many rows of each cluster as Zipf's law predicts.
+    """Adaptive softmax that selects as many rows of each cluster as Zipf's law predicts.
 
-    The words a .. b of V have a share of ln(b/a) / ln(V) of the tokens.
+    The words with the ranks a to b of a vocabulary of V words have a share of ln(b/a) / ln(V) of the tokens.
     """
 
     def adapt_target(self, target: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -87,18 +86,18 @@ class ZipfSoftmax(AdaptiveSoftmax):
 
 
 EXPECTED = {AdaptiveInput: FrequentWords, AdaptiveSoftmax: ZipfSoftmax}
-"""{fairseq's module whose shapes depend on values: its subclass whose shapes do not}"""
+"""{module of fairseq whose shapes depend on values of tokens: subclass whose shapes do not}"""
 
 
 def expect_words(model: nn.Module) -> None:
-    """Makes the shapes in a model independent of the values of tokens."""
+    """Replaces modules of a model whose shapes depend on the values of tokens; see ``EXPECTED``."""
     for module in model.modules():
         if type(module) in EXPECTED:
             module.__class__ = EXPECTED[type(module)]
 
 
 class MetaFP16Optimizer(FP16Optimizer):
-    """fairseq's half-precision optimizer of parameters on the meta device, whose index is None."""
+    """fairseq's half-precision optimizer for parameters on the meta device."""
 
     @classmethod
     def build_fp32_params(cls, args: Namespace, params: list[Tensor], flatten: bool = True):
@@ -113,7 +112,7 @@ class MetaFP16Optimizer(FP16Optimizer):
 
 @contextmanager
 def meta_device() -> Iterator[None]:
-    """Creates tensors on the meta device and replaces operators by those of GPUs."""
+    """Context in which tensors are created on the meta device, and operators are those of GPUs."""
     with (
         torch.device("meta"),
         MetaNumbers(),

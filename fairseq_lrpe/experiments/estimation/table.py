@@ -1,4 +1,4 @@
-"""The estimate of a list of runs as a table, with one row for all trainings that cost the same."""
+"""The estimated cost of runs as a table, with one row for all trainings that cost the same."""
 
 import sys
 from argparse import ArgumentParser, Namespace
@@ -31,11 +31,11 @@ NEUTRAL = (
     "train.adam_betas",
     "train.adam_eps",
 )
-"""Changes of a run that do not change its cost."""
+"""Settings whose changes do not affect the cost of a run."""
 
 
 def add_estimate_flags(parser: ArgumentParser) -> None:
-    """Adds --estimate and --on."""
+    """Adds the flags --estimate and --on to a parser."""
     text = "print parameters, FLOPs, memory and hours of the runs instead of running them"
     parser.add_argument("--estimate", action="store_true", help=text)
     text = "GPU for which hours are estimated (default: %(default)s)"
@@ -43,7 +43,11 @@ def add_estimate_flags(parser: ArgumentParser) -> None:
 
 
 def on_gpus(jobs: Iterable[Job], args: Namespace) -> list[Job]:
-    """Returns jobs with the requested GPUs, which this machine need not have."""
+    """Returns the jobs on the requested GPUs, which this machine need not have.
+
+    Raises:
+        UserError: if the GPUs do not support the precision.
+    """
     precision = args.precision or "fp16"
     if precision not in PEAKS[args.on]:
         known = " or ".join(PEAKS[args.on])
@@ -53,7 +57,11 @@ def on_gpus(jobs: Iterable[Job], args: Namespace) -> list[Job]:
 
 
 def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
-    """Prints the estimate of jobs, or of their trials if they choose; raises a UserError if none has one."""
+    """Prints the estimated cost of jobs, or of the trials of those that choose among trials.
+
+    Raises:
+        UserError: if no job can be estimated.
+    """
     # These import torch and fairseq, which takes seconds.
     from fairseq_lrpe.experiments.estimation.cost import estimate_training
     from fairseq_lrpe.experiments.estimation.launches import PASS_CALL, UPDATE_CALL
@@ -103,7 +111,7 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
 
 
 def print_assumptions(peak: float, precision: str, pass_call: float, update_call: float) -> None:
-    """Prints how hours are estimated.
+    """Prints the assumptions under which hours are estimated.
 
     Args:
         peak: peak of a GPU in FLOP/s.
@@ -126,9 +134,9 @@ def is_trained(job: Job) -> bool:
 
 
 def group_by_cost(jobs: list[Job]) -> dict[Run, list[Job]]:
-    """Groups jobs by the cost of their trainings: {run without seed and neutral changes: jobs}.
+    """Returns {run with seed 0 and without ``NEUTRAL`` changes: jobs whose trainings cost the same}.
 
-    A run that chooses the best of several trials is not counted itself, but its trials are.
+    A run that chooses the best of several trials is replaced by its trials.
     """
     trained = {}
     for job in jobs:
@@ -142,10 +150,10 @@ def group_by_cost(jobs: list[Job]) -> dict[Run, list[Job]]:
 
 
 def scientific(value: float) -> str:
-    """Formats a number with three significant digits and an exponent, such as "1.23e9"."""
+    """Returns a number as text with three significant digits and an exponent, such as "1.23e9"."""
     return f"{value:.2e}".replace("e+0", "e").replace("e+", "e")
 
 
 def number(value: float) -> str:
-    """Formats a number with two significant digits, or as an integer from 100 on."""
+    """Returns a number as text with two significant digits, or as an integer if it is at least 100."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"

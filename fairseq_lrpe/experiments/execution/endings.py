@@ -1,6 +1,6 @@
-"""How a training ended before its last update: a stop condition of fairseq, or a loss that diverged.
+"""Early endings of trainings: by a stop condition of fairseq, or because the loss diverged.
 
-The ending is recorded in evaluation.json as {"ended": {"updates", "reason"}}, where ``updates`` is the number
+An ending is recorded in evaluation.json as {"ended": {"updates", "reason"}}, where ``updates`` is the number
 of completed updates. A training that its time limit stopped has no ending, because it can be continued.
 """
 
@@ -24,17 +24,17 @@ MESSAGES = {
     "patience": re.compile("early stop since valid performance hasn't improved"),
     "stop_min_lr": re.compile("stopping training because current learning rate"),
 }
-"""{reason: what fairseq-train prints}"""
+"""{reason: pattern of the line that fairseq-train prints when it stops for this reason}"""
 START = "$ "  # precedes the command in a log; see ``run_command``
 
 
 def log_sizes(folder: Path) -> dict[Path, int]:
-    """Returns {log of fairseq-train: its size in bytes}; each node of a training writes one."""
+    """Returns {path: size in bytes} of the logs of fairseq-train in a run's folder; each node writes one."""
     return {path: path.stat().st_size for path in sorted(folder.glob("train*.log"))}
 
 
 def last_training(log: Path) -> list[str]:
-    """Returns the lines that the last training in a log has written."""
+    """Returns the lines of the last training in a log, to which resumed trainings are appended."""
     lines = []
     with log.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -45,7 +45,7 @@ def last_training(log: Path) -> list[str]:
 
 
 def last_reason(logs: Iterable[Path]) -> str | None:
-    """Returns why the last training in the logs of its nodes ended early, or None if none of them says."""
+    """Returns why the last training ended early according to its nodes' logs, or None if no log says why."""
     reason = None
     for log in logs:
         for line in last_training(log):
@@ -56,7 +56,7 @@ def last_reason(logs: Iterable[Path]) -> str | None:
 
 
 def find_ending(logs: Sequence[Path], command: list[str], reached: int, planned: int) -> dict | None:
-    """Returns {"updates", "reason"} of a training that ended early for good, and None after all updates.
+    """Returns {"updates", "reason"} of a training that ended early for good, or None after all updates.
 
     Args:
         logs: the logs of fairseq-train, one for each node.
@@ -73,7 +73,7 @@ def find_ending(logs: Sequence[Path], command: list[str], reached: int, planned:
     if reason is None and _value(command, "--max-epoch"):
         reason = "max_epoch"
     if reason in ("patience", "stop_min_lr", "max_epoch") and not reached:
-        raise UserError(f"{reason} stopped the training before its first update: change its value")
+        raise UserError(f"{reason} stopped the training before its first update: change this flag's value")
     if reason in (*FINAL, "max_epoch"):
         return {"updates": reached, "reason": reason}
     unknown = f"an unknown cause, see {', '.join(map(str, logs))}"
@@ -84,9 +84,9 @@ def find_ending(logs: Sequence[Path], command: list[str], reached: int, planned:
 
 
 def with_time_limit(command: list[str], checkpoint: dict | None) -> list[str]:
-    """Returns a command whose --stop-time-hours counts from its start.
+    """Returns ``command`` with a --stop-time-hours that counts from the start of the command.
 
-    fairseq counts the time before ``checkpoint``, too, so that a resumed training would stop at once.
+    fairseq also counts the time before ``checkpoint``, so that a resumed training would stop at once.
     """
     limit = _value(command, "--stop-time-hours")
     if not limit or checkpoint is None:
@@ -96,7 +96,7 @@ def with_time_limit(command: list[str], checkpoint: dict | None) -> list[str]:
 
 
 def _value(command, flag):
-    """Returns the number that a command gives a flag, or None."""
+    """Returns the number that ``command`` passes to ``flag``, or None."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(flag, type=float, dest="value")
     return parser.parse_known_args(command)[0].value
@@ -115,12 +115,17 @@ def has_ended(record: dict, logged: int, planned: int) -> bool:
 
 
 def is_diverged(record: dict) -> bool:
-    """Returns whether a record, the content of evaluation.json, is that of a training that diverged."""
+    """Returns whether a training diverged; ``record`` is the content of its evaluation.json."""
     return record.get("ended", {}).get("reason") == DIVERGED
 
 
 def describe(record: dict, planned: int) -> str:
-    """Returns "finished", or how the training of a record ended before its last update."""
+    """Returns "finished", or a text that says how a training ended before its last update.
+
+    Args:
+        record: the content of evaluation.json.
+        planned: the number of updates of the experiment.
+    """
     ended = record.get("ended")
     if ended is None:
         return "finished"
@@ -131,7 +136,7 @@ def describe(record: dict, planned: int) -> str:
 
 
 def logged_updates(folder: Path) -> int:
-    """Returns the last number of updates in the log.jsonl of a run's folder, or 0 without one."""
+    """Returns the last number of updates in the log.jsonl of a run's folder, or 0 without this file."""
     path = folder / "log.jsonl"
     lines = path.read_bytes().splitlines() if path.is_file() else []
     for line in reversed(lines):

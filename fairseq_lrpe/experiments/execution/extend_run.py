@@ -1,4 +1,4 @@
-"""Starts a run from a finished run with fewer updates and otherwise the same settings."""
+"""The extension of a finished run to more updates, with otherwise the same settings, as a new run."""
 
 import shutil
 from argparse import Namespace
@@ -24,8 +24,9 @@ FILES = ("train.log", "log.jsonl", "checkpoints/checkpoint_best.pt", LAST)  # th
 def start(job: Job, settings: dict) -> None:
     """Copies logs and checkpoints of the longest shorter run that ``check`` accepts into a new job's folder.
 
-    The training then gives exactly the result of an uninterrupted one, since fairseq seeds each update by its
-    number. ``settings["extended"]``, for run.json, names the copied run, also if the job is resumed.
+    The resumed training then gives exactly the result of an uninterrupted one, since fairseq seeds each
+    update by its number. ``settings``, the content of run.json, get the key "extended" with the name of the
+    copied run, which they keep when the job is resumed.
     """
     if (job.folder / LAST).exists():
         before = read_settings(job.folder)
@@ -47,7 +48,7 @@ def start(job: Job, settings: dict) -> None:
 
 
 def copy_files(shorter: Path, folder: Path) -> None:
-    """Copies the logs and checkpoints of a shorter run."""
+    """Copies the logs and checkpoints of a shorter run to the folder of another run."""
     (folder / "checkpoints").mkdir(exist_ok=True)
     for name in FILES:
         if (shorter / name).exists():
@@ -56,9 +57,9 @@ def copy_files(shorter: Path, folder: Path) -> None:
 
 
 def shorter_runs(job: Job) -> list[tuple[Path, int]]:
-    """Returns (folder, updates) of finished runs that differ from the job's in fewer updates only.
+    """Returns (folder, updates) of the finished runs that differ from the job's run only in fewer updates.
 
-    The longest comes first.
+    The run with the most updates comes first.
     """
     if "updates" not in job.cfg:
         return []
@@ -83,8 +84,9 @@ def _without_updates(run):
 def check(job: Job, settings: dict, shorter: Path, updates: int) -> None:
     """Raises UserError if the job cannot continue from the shorter run.
 
-    It can if settings and data are the same, the last checkpoint is that of the shorter run's last update,
-    the learning rate does not depend on the total number of updates, and a memory is empty there.
+    The job can continue if settings and data are the same, the last checkpoint is that of the shorter run's
+    last update, the learning rate does not depend on the total number of updates, and the memory of a
+    language model, if it has one, is empty after the last update.
     """
     config = {**settings["config"], "updates": updates}
     run_directory.check_settings(shorter, {**settings, "config": config})
@@ -107,5 +109,5 @@ def check(job: Job, settings: dict, shorter: Path, updates: int) -> None:
 
 
 def _as_mapping(cfg: Namespace | Mapping) -> Mapping:
-    """Returns the settings of a part of fairseq, which models with argparse flags keep in a namespace."""
+    """Returns the settings of a component of fairseq as a mapping; some components have a namespace."""
     return vars(cfg) if isinstance(cfg, Namespace) else cfg

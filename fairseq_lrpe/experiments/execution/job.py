@@ -1,4 +1,4 @@
-"""Jobs: runs of an experiment with a results folder and the machine that executes them; states of runs."""
+"""Jobs, which are runs with a results folder and the machine that executes them, and the states of runs."""
 
 import threading
 from dataclasses import dataclass, field, replace
@@ -22,10 +22,10 @@ from fairseq_lrpe.utils.files import REPOSITORY
 
 
 class State(StrEnum):
-    """How far a run is; a run is QUEUED only on a cluster.
+    """State of the execution of a run.
 
-    The folder of a run does not tell whether a job is queued, and its settings do not tell whether it failed:
-    ``Job.state`` is ABSENT, RUNNING, STOPPED, DAMAGED or FINISHED.
+    ``Job.state`` is ABSENT, RUNNING, STOPPED, DAMAGED or FINISHED, because the folder of a run does not tell
+    whether the run is queued on a cluster or has failed.
     """
 
     ABSENT = "absent"  # has no folder
@@ -62,8 +62,8 @@ class Job:
         return self.experiment.settings(self.run)
 
     @property
-    def config(self) -> dict:
-        """The settings as a dictionary, in which ``starts_from`` is :attr:`start_name`.
+    def recorded_config(self) -> dict:
+        """The settings as recorded in run.json: a dictionary in which ``starts_from`` is :attr:`start_name`.
 
         Paths in the data folder, such as ``train.embed_path``, are those without an override of ``data``.
         """
@@ -75,7 +75,7 @@ class Job:
 
     @cached_property
     def start_name(self) -> str | None:
-        """``starts_from`` of the YAML file, or the checkpoint or run that overrides select instead."""
+        """The value of ``starts_from`` in the YAML file, or the checkpoint or run that overrides select."""
         start = self.experiment.starts_from(self.run)
         if start is None:
             return None
@@ -90,9 +90,10 @@ class Job:
 
     @property
     def train_flags(self) -> dict[str, object]:
-        """{name with underscores: value} of the flags in ``train``, in ``by_method``, and of --compile.
+        """{name with underscores: value} of the flags in ``train`` and ``by_method``, and of --compile.
 
-        Raises a UserError for fairseq's own models, which have no flag --compile.
+        Raises:
+            UserError: if one of fairseq's own models, which have no flag --compile, is to be compiled.
         """
         flags = train_flags(self.cfg, self.run.method)
         if self.compile:
@@ -112,7 +113,7 @@ class Job:
 
     @property
     def state(self) -> State:
-        """ABSENT, RUNNING (in use by another process or thread), STOPPED, DAMAGED or FINISHED."""
+        """The state of the run; it is RUNNING if another process or thread uses its folder."""
         if not self.folder.exists():
             return State.ABSENT
         if self.lock is None and is_locked(self.folder):
@@ -124,9 +125,9 @@ class Job:
         return State.FINISHED if self._is_finished(record) else State.STOPPED
 
     def _is_finished(self, record):
-        """Returns whether nothing is left to be trained or evaluated.
+        """Returns whether nothing is left to be trained or evaluated according to ``record``.
 
-        A trial is also finished if its checkpoint was removed in favor of a better trial.
+        A trial whose checkpoint was removed in favor of a better trial needs only its first evaluation.
         """
         trials = self.trials()
         names = {self.trial_name(trial) for trial in trials}
@@ -143,14 +144,14 @@ class Job:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the training of the run, which does not choose among trials, needs no further updates."""
+        """Whether the run needs no further updates. It must be a run that does not choose among trials."""
         if not self.kind.trains:
             return True
         return endings.has_ended(self.record, endings.logged_updates(self.folder), self.updates)
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint to evaluate; a run that chooses among trials has a link to the best one."""
+        """The checkpoint to evaluate; a run that chooses among trials has a link to the best trial's."""
         return evaluated_checkpoint(self.folder, self.cfg.evaluate.checkpoint)
 
     @cached_property
@@ -159,12 +160,12 @@ class Job:
 
     @cached_property
     def starts_from(self) -> Path | None:
-        """The checkpoint that initializes the model."""
+        """The checkpoint that initializes the model, or None."""
         start = self.experiment.starts_from(self.run)
         return self.start_job(start).checkpoint if isinstance(start, Run) else start
 
     def start_job(self, start: Run) -> "Job":
-        """Returns the job of the run from which this one starts."""
+        """Returns the job of ``start``, the run whose model initializes this job's model."""
         return Job(self.experiment.other(start.experiment), start, self.results)
 
     def trials(self) -> list["Job"]:
@@ -176,14 +177,14 @@ class Job:
         return " ".join(f"{key}={value}" for key, value in trial.run.changes if key not in shared)
 
     def evaluation_settings(self, name: str) -> dict:
-        """Returns the settings of an evaluation, without those that depend on the machine."""
+        """Returns the settings of the evaluation ``name`` that identify its result, not the batch size."""
         evaluate = OmegaConf.to_container(self.cfg.evaluate, resolve=True)
         settings = {"checkpoint": evaluate["checkpoint"], **evaluate["flags"]}
         settings.pop("batch_size", None)
         return settings | self.kind.evaluations(self.cfg)[name]
 
     def missing_evaluations(self, record: dict) -> list[str]:
-        """Returns the names of the evaluations that a record lacks, or has with other settings."""
+        """Returns the names of the evaluations that ``record`` lacks, or contains with other settings."""
         recorded = record.get("evaluations", {})
         missing = []
         for name in self.kind.evaluations(self.cfg):
@@ -194,9 +195,9 @@ class Job:
 
     @property
     def command_options(self) -> dict[str, object]:
-        """The arguments of ``run_command`` for the commands of this job.
+        """The keyword arguments of ``run_command`` for the commands of this job.
 
-        A command inherits the lock, and keeps the folder locked if this process is killed.
+        Commands inherit the lock, so that the folder stays locked if this process is killed before they end.
         """
         locks = [self.lock.fileno()] if self.lock else []
         return {

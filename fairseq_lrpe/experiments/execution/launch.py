@@ -1,4 +1,4 @@
-"""The machine of a training (GPUs, nodes, precision) and its fairseq-train command."""
+"""The machine of a training (GPUs, nodes and precision), and the fairseq-train command of the training."""
 
 import os
 import secrets
@@ -19,7 +19,7 @@ from fairseq_lrpe.utils.subprocesses import as_flags, threads_in
 
 PRECISIONS = ("fp16", "fp32", "bf16")
 COMPILE_MODES = ("layers", "reduce-overhead")
-"""Values of --compile, which models/compilation.py explains."""
+"""Values of --compile; models/compilation.py explains them."""
 BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
 PORTS = range(10_000, 32_768)
 OWN_FLAGS = """
@@ -52,7 +52,7 @@ def add_machine_flags(parser: ArgumentParser) -> None:
 
 
 def add_results_flag(parser: ArgumentParser) -> None:
-    text = "folder of the runs (default: %(default)s)"
+    text = "folder that contains the folders of the runs (default: %(default)s)"
     parser.add_argument("--results", type=results_path, default=REPOSITORY / "results", help=text)
 
 
@@ -64,8 +64,12 @@ def results_path(text: str) -> Path:
 
 
 def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:
-    """Returns the arguments of ``Job`` for this machine, or its share for each of ``jobs`` runs at a time."""
-    threads_in(os.environ)  # raises a UserError for an invalid number
+    """Returns the fields of ``Job`` that describe the machine, or a share of it for each of ``jobs`` runs.
+
+    Raises:
+        UserError: if this machine lacks the requested GPUs, or the options contradict each other.
+    """
+    threads_in(os.environ)  # raises UserError for an invalid number
     available = len(gpus_here())
     gpus = args.gpus
     if gpus is None:
@@ -93,18 +97,22 @@ def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:
 
 
 def check_gpus(gpus: int, jobs: int, available: int) -> None:
-    """Raises a UserError if the runs need more GPUs than this machine has."""
+    """Raises UserError if ``jobs`` runs with ``gpus`` GPUs each need more than the ``available`` GPUs."""
     needed = gpus or 1
     if needed * jobs <= available:
         return
     if jobs == 1:
-        raise UserError(f"--gpus {gpus} exceeds this machine's {available} GPUs: reduce it")
+        raise UserError(f"--gpus {gpus} exceeds this machine's {available} GPUs: reduce --gpus")
     wanted = f"--jobs {jobs} with {needed} GPUs each"
     raise UserError(f"{wanted} needs more than this machine's {available}: reduce --jobs or --gpus")
 
 
 def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
-    """Returns the number of batches of an update on each GPU or process."""
+    """Returns the number of batches that each GPU or process contributes to an update.
+
+    Raises:
+        UserError: if the total batch is not a multiple of the batches of all processes.
+    """
     processes = max(gpus, 1) * nodes
     unit = batch.unit
     together = batch.per_gpu * processes
@@ -150,7 +158,7 @@ def train_command(job: Job) -> list[str]:
 
 
 def process_flags(job: Job) -> dict[str, object]:
-    """Returns the flags by which the processes of a training find each other."""
+    """Returns {name: value} of the flags by which the processes of a training find each other."""
     if job.cpu and job.gpus * job.nodes > 1:
         # Without these flags, each CPU process trains a separate model.
         return {
@@ -169,7 +177,10 @@ def process_flags(job: Job) -> dict[str, object]:
 
 
 def launcher(job: Job) -> list[object]:
-    """Returns the program that trains: fairseq-train, which starts a process per GPU, or torchrun."""
+    """Returns the first words of a training command: fairseq-train, or torchrun and its arguments.
+
+    fairseq-train itself starts one process per GPU of one node.
+    """
     if job.nodes > 1:
         rendezvous = ["--nnodes", job.nodes, "--rdzv_backend", "c10d", "--rdzv_endpoint", job.rendezvous]
     elif job.cpu and job.gpus > 1:
@@ -181,7 +192,7 @@ def launcher(job: Job) -> list[object]:
 
 
 def check_own_flags(configured: Iterable[str], extra_flags: list[str]) -> None:
-    """Raises a UserError for a flag in ``train`` or after -- whose value lrpe chooses."""
+    """Raises UserError if a flag in ``train`` or after -- is one whose value lrpe chooses."""
     for word in extra_flags:
         name = word[2:].partition("=")[0].replace("-", "_")
         # docs/performance.md measures the CPU with --fp16 and --bf16.
@@ -202,8 +213,8 @@ def check_own_flag(name: str, shown: str) -> None:
 def free_port() -> int:
     """Returns a random port on which no process of this machine listens.
 
-    It is below the ports that Linux gives to outgoing connections, and random because the processes of the
-    training that will use it start seconds later, perhaps beside those of another training.
+    The port is below those that Linux gives to outgoing connections. It is random because the training's
+    processes open it only seconds later, perhaps at the same time as those of another training.
     """
     while True:
         port = PORTS.start + secrets.randbelow(len(PORTS))

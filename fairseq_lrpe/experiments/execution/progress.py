@@ -28,7 +28,13 @@ def say(job: Job, text: str) -> None:
 
 
 def describe(entries: list[dict], updates: int, log: Path) -> str:
-    """Returns how far a training is, given its log entries and its number of updates."""
+    """Returns the progress of a training as text: updates, last metrics, speed, remaining time, and log.
+
+    Args:
+        entries: the entries of log.jsonl.
+        updates: the number of updates after which the training ends.
+        log: the path of fairseq's log.
+    """
     completed = entry_updates(entries[-1]) if entries else 0
     inner = _last_inner(entries)
     parts = [f"{completed:,} of {updates:,} updates"]
@@ -53,7 +59,7 @@ def _last_inner(entries):
 
 
 def describe_job(job: Job) -> str:
-    """Returns how far a run is, or the trial that is being executed for it."""
+    """Returns the progress of a run as text, or that of its trial that is being executed."""
     active = job
     for trial in job.trials():
         if is_locked(trial.folder):
@@ -71,11 +77,10 @@ def describe_folder(folder: Path, updates: int) -> str:
 
 @contextmanager
 def show_training(job: Job, log: Log) -> Iterator:
-    """Yields a function that records a line of fairseq's output in the log and shows the progress.
+    """Yields a function that records a line of fairseq's output in ``log`` and shows the progress.
 
     On a terminal, a single line is updated. Otherwise, a line is printed at the start and once a minute. Each
-    validation has a line of its own.
-    Nothing is shown of a run that is executed in a thread beside others.
+    validation has a line of its own. Nothing is shown of a run that is executed in a thread beside others.
     """
     if job.stop is not None:
         yield log.record

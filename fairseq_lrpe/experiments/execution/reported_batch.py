@@ -1,4 +1,4 @@
-"""Comparison of the processes and batches that fairseq-train reports with those of the experiment."""
+"""Comparison of the processes and batches that fairseq-train reports with those that were requested."""
 
 import re
 from collections.abc import Callable
@@ -12,13 +12,13 @@ ROUNDING = 0.05  # fairseq logs "bsz" and "wpb" with one decimal
 
 
 class ReportedBatch:
-    """Raises a UserError if fairseq trains with other processes or another total batch than the experiment's.
+    """Check that the processes and the total batch in fairseq's log are those that were requested.
 
-    Otherwise the run would be recorded under settings that it does not have.
+    If they differ, UserError is raised, so that no run is recorded under settings that it does not have.
 
     Args:
-        job: The run that is trained.
-        parse: Returns the metrics in a line of fairseq's log, or None.
+        job: the run that is trained.
+        parse: function that returns the metrics in a line of fairseq's log, or None.
     """
 
     def __init__(self, job: Job, parse: Callable[[str], dict | None]):
@@ -56,10 +56,10 @@ class ReportedBatch:
         self._compare(f"{other} per process", limits[other], "None")
 
     def _check_entry(self, entry):
-        """Checks the mean batch of the updates since the last entry.
+        """Raises UserError if the mean batch of the updates since the last entry has a wrong size.
 
         With --max-tokens, batches contain at most that many tokens. Batches of sequences are full, except for
-        one of a process in each epoch and the last update of the epoch.
+        one batch of a process in each epoch and those of the last update of the epoch.
         """
         total = self.batch.total
         if self.batch.unit == "tokens":
@@ -85,5 +85,5 @@ class ReportedBatch:
 
 
 def _ends_epoch(entry):
-    """Returns whether the entry is that of the last update of an epoch; "update" counts epochs."""
+    """Returns whether an entry is that of the last update of an epoch; its "update" is in units of epochs."""
     return entry["update"] >= entry["epoch"]

@@ -1,4 +1,4 @@
-"""A run's folder: its lock, settings, checkpoints and log, and whether it can be resumed."""
+"""The folder of a run: its lock, its checkpoints, and the settings with which it can be resumed."""
 
 import fcntl
 import importlib.metadata
@@ -42,9 +42,13 @@ def _installed_version(package):
 
 
 def processor(environment: Mapping[str, str], processes: int = 1) -> dict[str, str | int]:
-    """Returns the name of the CPU, and the instruction set and threads of each of torch's processes on it.
+    """Returns "name", "instructions" and "threads" of the CPU; the latter two are those of torch's processes.
 
-    CPUs of one name can have different instruction sets, with which results differ by rounding.
+    CPUs with the same name can have different instruction sets, so that results differ by rounding.
+
+    Args:
+        environment: the environment variables of the processes, such as OMP_NUM_THREADS.
+        processes: the number of processes.
     """
     import torch  # this import takes seconds
 
@@ -84,13 +88,13 @@ class LocksUnsupported(UserError):
 def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
     """Creates the folder if necessary and holds its lock during the block.
 
-    Yields the open lock file; subprocesses that inherit it hold the lock until they end, even if this process
-    is killed.
+    Yields the open lock file. Subprocesses that inherit this file hold the lock until they end, even if this
+    process is killed.
 
     Raises:
         InUse: if another process still holds the lock after ``timeout`` seconds.
         LocksUnsupported: if the file system has no locks.
-        UserError: if another user's permissions forbid to write into the folder.
+        UserError: if this user may not write to the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + timeout
@@ -103,7 +107,7 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Returns whether a process holds the lock; False if the lock cannot be read, or cannot exist."""
+    """Returns whether a process holds a folder's lock; False if the lock cannot be read or cannot exist."""
     path = folder / "lock"
     if not path.is_file():  # opening a named pipe would wait for a writer
         return False
@@ -137,10 +141,13 @@ def _try_lock(lock, operation):
 
 
 def check_settings(folder: Path, settings: dict) -> None:
-    """Raises UserError if the run in the folder was trained with other settings, data or initial checkpoint.
+    """Raises UserError if the run in a folder has another initial checkpoint, other settings or other data.
 
-    The machine, except for the precision, and the versions may differ, since the total batch stays the same.
-    run.json lists the versions of the last start.
+    The machine, except for its precision, and the versions may differ, since the total batch stays the same.
+
+    Args:
+        folder: the folder of the run.
+        settings: the content that its run.json would have now.
     """
     before = read_settings(folder)
     if not any((folder / name).exists() for name in ("checkpoints", "evaluation.json")):
@@ -161,7 +168,7 @@ def check_settings(folder: Path, settings: dict) -> None:
 
 
 def run_differences(before: dict, now: dict) -> list[str]:
-    """Returns how the contents of two run.json differ in what identifies the result of a run."""
+    """Returns a text for each difference of two run.json files that can change the result of a run."""
     method = now["method"]
     differences = setting_differences(of_method(before["config"], method), of_method(now["config"], method))
     for name in ("flags", "precision"):
@@ -170,14 +177,19 @@ def run_differences(before: dict, now: dict) -> list[str]:
     if _start_digest(before) != _start_digest(now):
         differences.append(f"starts_from was {_start_text(before)}, now {_start_text(now)}")
     if _chooses(before) and not _chooses(now):
-        differences.append("it chose among trials, but this command does not")
+        differences.append("the run chose among trials, but this command does not")
     if _chooses(now) and not _chooses(before):
-        differences.append("it did not choose among trials, as this command")
+        differences.append("the run did not choose among trials, but this command does")
     return differences
 
 
 def data_differences(before: dict[str, int], now: dict[str, int]) -> list[str]:
-    """Returns the files that have other sizes now; files for evaluations may be added."""
+    """Returns texts about the files with other sizes than before; files for evaluations may be added.
+
+    Args:
+        before: {file: bytes} of the data, as recorded.
+        now: {file: bytes} of the data now.
+    """
     differences = []
     for name in dict.fromkeys([*before, *now]):
         is_compared = "train" in name or (name in before and name in now)
@@ -199,7 +211,7 @@ def _start_text(settings):
 
 
 def _chooses(settings: dict) -> bool:
-    """Returns whether the run chooses among trials, and is not a trial itself."""
+    """Returns whether the run with these settings chooses among trials, and is not itself a trial."""
     for key in settings["config"]["choose"]:
         if key not in settings["changes"] and not foreign_encoding(key, settings["method"]):
             return True
@@ -207,7 +219,7 @@ def _chooses(settings: dict) -> bool:
 
 
 def of_method(config: dict, method: str) -> dict:
-    """Returns the settings of an experiment without the flags of other methods."""
+    """Returns the settings of an experiment without the flags of methods other than ``method``."""
     flags = config.get("by_method", {})
     own_flags = {method: flags[method]} if method in flags else {}
     return {**config, "by_method": own_flags}
@@ -234,8 +246,8 @@ def repair_checkpoints(checkpoints: Path) -> None:
     """Replaces unreadable best and last checkpoints, or removes them if no checkpoint is complete.
 
     fairseq writes a checkpoint atomically, and then copies it to checkpoint_best.pt and checkpoint_last.pt.
-    If it is killed while it copies, the newest complete checkpoint replaces a truncated copy, and
-    checkpoint_last.pt also if it is missing.
+    If fairseq was killed during a copy, the newest complete checkpoint replaces truncated copies and a
+    missing checkpoint_last.pt.
     """
     if not checkpoints.exists():
         return

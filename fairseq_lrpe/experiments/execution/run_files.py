@@ -1,6 +1,6 @@
-"""Reads and writes a run's files: run.json, evaluation.json and log.jsonl.
+"""Functions that read and write a run's files: run.json, evaluation.json and log.jsonl.
 
-What these functions return has the types in ``run_schema``, so that code which uses it does not check them.
+The values that are read are checked to have the types in ``run_schema``.
 """
 
 import json
@@ -22,7 +22,7 @@ SETTINGS = (
 ).split()
 """Keys of run.json without which a run can be neither resumed nor evaluated."""
 MAX_LEVELS = 2 * MAX_DEPTH
-"""Maximum number of nested lists and objects; settings come from YAML, which has a limit itself."""
+"""Maximum number of nested lists and objects, above the limit ``MAX_DEPTH`` of settings in YAML files."""
 REMEDY = "restore it, or remove the run's folder"
 
 
@@ -39,7 +39,11 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_settings(folder: Path, keys: Iterable[str] = SETTINGS) -> dict:
-    """Returns the content of run.json, or {} without the file; raises DamagedFile if a key is missing."""
+    """Returns the content of run.json in a run's folder, or {} without this file.
+
+    Raises:
+        DamagedFile: if the file is damaged or lacks one of ``keys``.
+    """
     path = folder / "run.json"
     if not path.exists():
         return {}
@@ -54,25 +58,25 @@ def read_settings(folder: Path, keys: Iterable[str] = SETTINGS) -> dict:
 
 
 def read_evaluation(folder: Path) -> dict:
-    """Returns the content of evaluation.json, or {} without the file."""
+    """Returns the content of evaluation.json in a run's folder, or {} without this file."""
     path = folder / "evaluation.json"
     return _read_object(path, Evaluation, "restore or remove it") if path.exists() else {}
 
 
 def evaluated_checkpoint(folder: Path, name: str) -> Path:
-    """Returns the checkpoint that is evaluated: the one called ``name``, or that of the chosen trial."""
+    """Returns the evaluated checkpoint of a run: that of the chosen trial, or the one called ``name``."""
     return folder / read_evaluation(folder).get("checkpoint", f"checkpoints/{name}")
 
 
 def record_evaluation(folder: Path, name: str, measured: dict) -> None:
-    """Writes the settings and metrics of an evaluation to evaluation.json."""
+    """Adds ``measured``, the settings and metrics of the evaluation ``name``, to evaluation.json."""
     record = read_evaluation(folder)
     evaluations = {**record.get("evaluations", {}), name: measured}
     write_json(folder / "evaluation.json", {**record, "evaluations": evaluations})
 
 
 def read_log(folder: Path) -> Iterator[dict]:
-    """Yields the entries of log.jsonl, if it exists; an incomplete last line is ignored."""
+    """Yields the entries of log.jsonl in a run's folder, if it exists, without an incomplete last line."""
     path = folder / "log.jsonl"
     if not path.exists():
         return
@@ -109,13 +113,13 @@ def depth(value: object) -> int:
 
 
 def _check_file(path, remedy):
-    """Raises DamagedFile for a folder, and for a named pipe, at which reading would wait for a writer."""
+    """Raises DamagedFile for a folder or a named pipe; reading from a pipe would wait for a writer."""
     if not path.is_file():
         raise DamagedFile(path, "is not a regular file", remedy)
 
 
 def parse_object(text: bytes, model: type[BaseModel]) -> dict:
-    """Parses a JSON object; raises ValueError if it is nested too deeply, or differs from the model."""
+    """Returns the JSON object in ``text``; raises ValueError if it is not JSON, or does not fit the model."""
     try:
         content = from_json(text, cache_strings="keys")
     except ValueError as error:
@@ -127,12 +131,12 @@ def parse_object(text: bytes, model: type[BaseModel]) -> dict:
 
 
 def parse_entry(line: bytes) -> dict:
-    """Parses a line of log.jsonl; raises ValueError if it is not a log entry."""
+    """Returns the entry in a line of log.jsonl; raises ValueError if the line is not an entry."""
     return parse_object(line, LogEntry)
 
 
 def checked_entry(entry: dict) -> dict:
-    """Returns a log entry; raises UserError if its values have other types than those in log.jsonl."""
+    """Returns ``entry``; raises UserError if its values do not have the types of entries of log.jsonl."""
     validate(LogEntry, entry)
     return entry
 

@@ -1,4 +1,4 @@
-"""Collects the metrics in fairseq's logs of a training as the entries of log.jsonl."""
+"""The metrics in fairseq's logs of a training, collected as the entries of log.jsonl."""
 
 import json
 import re
@@ -19,10 +19,14 @@ ORDER = list(UPDATES)
 
 
 class Log:
-    """The metrics that fairseq writes to the log ``name`` in a run's folder, copied to log.jsonl.
+    """Log of a training: the metrics that fairseq prints are appended to log.jsonl.
 
-    ``entries`` are the metrics up to ``completed`` updates, from which training resumes; those that are
-    missing in log.jsonl, because its writer was killed, are read from the logs.
+    Entries that log.jsonl lacks, because its writer was killed, are read from fairseq's logs.
+
+    Args:
+        folder: the run's folder.
+        name: name of the file to which fairseq's output is written.
+        completed: the number of updates after which the training resumes; later entries are dropped.
     """
 
     pattern = re.compile(r"\| (train_inner|valid|train) \| (\{.*\})$")
@@ -41,7 +45,7 @@ class Log:
         self.entries = in_order(entry for entry in entries if entry_updates(entry) <= completed)
 
     def parse(self, line: str) -> dict | None:
-        """Returns the entry in a line of fairseq's log, or None."""
+        """Returns the metrics in a line of fairseq's log as an entry of log.jsonl, or None."""
         match = self.pattern.search(line)
         if not match:
             return None
@@ -50,7 +54,7 @@ class Log:
             return checked_entry({"kind": match[1], **values})
 
     def record(self, line: str) -> dict | None:
-        """Adds the entry in a line of fairseq's log, if it has one, to the entries and to log.jsonl."""
+        """Adds the entry in a line of fairseq's log to ``entries`` and log.jsonl; returns it, or None."""
         entry = self.parse(line)
         if entry:
             self.entries.append(entry)
@@ -59,7 +63,14 @@ class Log:
         return entry
 
     def restore(self, checkpoints: Path, updates: int) -> None:
-        """Writes log.jsonl; adds an entry without metrics for an epoch that was saved, but not logged."""
+        """Writes ``entries`` to log.jsonl.
+
+        If the last epoch was completed but not logged, an entry without metrics is added for it.
+
+        Args:
+            checkpoints: the folder of the run's checkpoints.
+            updates: the number of updates after which the training ends.
+        """
         completed = completed_updates(checkpoints) if self.entries else 0
         if completed:
             epochs = read_checkpoint(checkpoints / LAST, "")["extra_state"]["train_iterator"]
@@ -72,7 +83,7 @@ class Log:
 
 
 def in_order(entries: Iterable[dict]) -> list[dict]:
-    """Sorts entries as fairseq logs them, and keeps the last of each kind and number of updates."""
+    """Returns entries in fairseq's order, with only the last of each kind and number of updates."""
     last = {}
     for entry in entries:
         last[entry_updates(entry), ORDER.index(entry["kind"])] = entry
@@ -80,7 +91,7 @@ def in_order(entries: Iterable[dict]) -> list[dict]:
 
 
 def training_speed(folder: Path) -> dict[str, float]:
-    """Returns the median logged speed, such as {"tokens_per_second": 9000.0}; {} if none was logged."""
+    """Returns the median of the logged speeds, such as {"tokens_per_second": 9000.0}, or {} without any."""
     speeds = []
     units = []
     for entry in read_log(folder):

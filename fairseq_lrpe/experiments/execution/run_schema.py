@@ -1,7 +1,7 @@
 """The types of the values in a run's files: run.json, evaluation.json and log.jsonl.
 
-Other keys are allowed, and so are missing ones, which earlier versions did not write: a reader that needs a
-key names it; see ``run_files.read_settings``.
+Files may contain other keys, and may lack keys, because earlier versions did not write all of them. Code that
+needs a key requests it; see ``run_files.read_settings``.
 """
 
 import math
@@ -14,13 +14,17 @@ from fairseq_lrpe.methods import ATTENTIONS
 from fairseq_lrpe.utils.errors import UserError
 
 LARGEST = 1e300
-"""Largest finite number: sums over seeds are then finite, too."""
+"""Largest finite number that a file may contain, so that sums over seeds are finite, too."""
 MAX_COUNT = 10**15
-"""Largest number of updates, tokens or bytes: plots compute with it in 64 bits."""
+"""Largest number of updates, tokens or bytes that a file may contain; plots compute with 64 bits."""
 
 
 def check_number(value: float) -> float:
-    """Raises UserError for numbers that no training measures; it can measure infinity and NaN."""
+    """Returns ``value`` if it is NaN, ∞ or a finite number of at most ``LARGEST`` in magnitude.
+
+    Raises:
+        UserError: for other numbers, which no training measures.
+    """
     if value == -math.inf or LARGEST < abs(value) < math.inf:
         raise UserError(f"expected a number of at most {LARGEST:g}, not {value:g}")
     return value
@@ -37,12 +41,12 @@ Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 PathText = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 LineText = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
-"""Text that is shown on a terminal, without control characters."""
+"""Text without control characters, so that it can be shown on a terminal."""
 FileName = Annotated[str, Field(pattern=r"^[^\x00]+$")]
 
 
 class Content(BaseModel):
-    """Base class for parts of a run's files, in which further keys are allowed."""
+    """Base class of models for the contents of a run's files; further keys are allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -53,7 +57,7 @@ class EvaluateConfig(Content):
 
 
 class Config(Content):
-    """The settings of an experiment that are read without its YAML file."""
+    """The settings of an experiment in run.json whose types are checked."""
 
     data: PathText = ""
     train: dict[str, Any] = {}
@@ -158,7 +162,7 @@ class Evaluation(Content):
 
 
 class RecordedSettings(Content):
-    """A line of the file with the settings of an experiment's recorded results."""
+    """The settings of a recorded run, a line of the file with the recorded settings of an experiment."""
 
     experiment: str
     attention: Attention
@@ -184,7 +188,7 @@ UPDATES = {
     "train": "train_num_updates",
     "tried": "num_updates",
 }
-"""{kind of a log entry: key of its number of updates}; fairseq logs the kinds in this order."""
+"""{kind of a log entry: key of its number of updates}, in the order in which fairseq logs these kinds."""
 
 
 class LogValues(Content):

@@ -1,4 +1,4 @@
-"""The settings of a run that run.json records: its experiment, data, machine and versions."""
+"""The settings of a run as run.json records them: its experiment, data, machine and versions."""
 
 import hashlib
 import os
@@ -36,7 +36,7 @@ def run_settings(job: Job) -> dict:
         "gpu_names": [] if job.cpu else gpu_names(job),
         "processor": run_directory.processor({**os.environ, **job.environment}, processes),
         "flags": job.extra_flags,
-        "config": job.config,
+        "config": job.recorded_config,
         "starts_from": initial_checkpoint(job),
         "data": data_sizes(job.kind, job.cfg),
         "versions": run_directory.installed_versions(),
@@ -46,14 +46,14 @@ def run_settings(job: Job) -> dict:
 
 
 def gpu_names(job: Job) -> list[str]:
-    """Returns the names of the GPUs that the job may use."""
+    """Returns the model names of the GPUs that a job may use."""
     names = dict(zip(visible_gpus(), gpus_here(), strict=True))
     share = job.environment.get("CUDA_VISIBLE_DEVICES", ",".join(names))
     return [names[gpu] for gpu in share.split(",")]
 
 
 def initial_checkpoint(job: Job) -> dict | None:
-    """Returns the path and the SHA-256 of the checkpoint from which a job starts."""
+    """Returns {"path", "sha256"} of the checkpoint from which a job starts, or None if it starts anew."""
     path = job.starts_from
     if path is None:
         return None
@@ -67,7 +67,7 @@ def file_digest(path: Path, modified: int) -> str:
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
-    """Returns {path in the data folder: bytes} of a run's data; raises a UserError if a file is missing."""
+    """Returns {path in the data folder: bytes} of a run's data; raises UserError if a file is missing."""
     folder = REPOSITORY / cfg.data
     check_colon(folder)
     paths = {os.path.relpath(path, folder): path for path in kind.data(cfg)}
@@ -83,7 +83,7 @@ def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
 
 
 def preparation(kind: Kind, cfg: DictConfig) -> str:
-    """Returns the remedy for missing data."""
+    """Returns a text that says how to prepare a run's missing data."""
     bin_folder = next(iter(kind.folders(cfg)), REPOSITORY / cfg.data)
     command = prepare_command(display_path(bin_folder))
     if not command:

@@ -1,4 +1,4 @@
-"""Executes a run: trains or chooses among trials, evaluates, and records the results.
+"""Execution of a run: training or choice among trials, evaluation, and recording of the results.
 
 A run's folder contains run.json (settings, versions), command.sh, train.log and log.jsonl, checkpoints,
 eval-<name>.log and evaluation.json: {"evaluations": {name: {"settings", metric: value, ..}}, "finished"}.
@@ -39,7 +39,7 @@ LOCK_TIMEOUT = 5  # seconds to wait until the subprocesses of a killed process h
 def execute_run(job: Job) -> None:
     """Executes the missing parts of a run, or joins a training that another node has started.
 
-    If fairseq rejects the arguments of a new run, its folder is removed.
+    If fairseq rejects the arguments of a new run, the run's folder is removed.
     """
     is_new = not job.folder.exists()
     timeout = LOCK_TIMEOUT if job.nodes == 1 else 0
@@ -66,14 +66,19 @@ def execute_run(job: Job) -> None:
 
 
 def check_settings(job: Job, settings: dict) -> None:
-    """Raises a UserError if the folder of the run, or of one of its trials, has other settings."""
+    """Raises UserError if the folder of a run, or of one of its trials, has a run with other settings."""
     for checked in (job, *job.trials()):
-        changed = {"config": checked.config, "changes": dict(checked.run.changes)}
+        changed = {"config": checked.recorded_config, "changes": dict(checked.run.changes)}
         run_directory.check_settings(checked.folder, settings | changed)
 
 
 def produce_model(job: Job, settings: dict) -> None:
-    """Trains the model of a run, or chooses it among its trials; ``settings`` are those of run.json."""
+    """Trains the model of a run, or chooses it among the run's trials.
+
+    Args:
+        job: the run.
+        settings: the content of run.json.
+    """
     if job.trials():
         choose_model(job, settings)
     elif not job.kind.trains:
@@ -85,7 +90,7 @@ def produce_model(job: Job, settings: dict) -> None:
 
 
 def choose_model(job: Job, settings: dict) -> None:
-    """Executes the trials of a run and makes the best one its result."""
+    """Executes the trials of a run and makes the best trial the result of the run."""
     candidates = job.trials()
     settings["updates"] = sum(trial.updates for trial in candidates)
     write_json(job.folder / "run.json", settings)
@@ -109,7 +114,7 @@ def choose_model(job: Job, settings: dict) -> None:
 
 
 def record_evaluations(job: Job, updates: int) -> None:
-    """Records the missing evaluations of a trained run, and that it is finished.
+    """Records the missing evaluations of a trained run, and the time at which it is finished.
 
     Args:
         job: the run to evaluate.
@@ -127,7 +132,7 @@ def record_evaluations(job: Job, updates: int) -> None:
 
 
 def evaluate(job: Job, evaluator: Evaluator | None = None) -> Iterator[str]:
-    """Evaluates what the record of the run lacks, and yields each name after its values are recorded.
+    """Executes the evaluations that the record of the run lacks; yields the name of each after recording it.
 
     Args:
         job: the run to evaluate.
@@ -140,7 +145,7 @@ def evaluate(job: Job, evaluator: Evaluator | None = None) -> Iterator[str]:
 
 
 def measurements(job: Job, names: list[str], evaluator: Evaluator) -> Iterator[tuple[str, dict]]:
-    """Yields (name, {metric: value}) of evaluations; the first metric of a run that diverged is NaN."""
+    """Yields (name, {metric: value}) of the evaluations ``names``; a run that diverged has the value NaN."""
     if endings.is_diverged(job.record):
         # The other metrics count as NaN, too; see RunRecord.value.
         metric = next(iter(job.kind.metrics))
@@ -154,12 +159,12 @@ def measurements(job: Job, names: list[str], evaluator: Evaluator) -> Iterator[t
 
 
 def check(job: Job) -> None:
-    """Raises UserError for errors that would otherwise occur during or after training."""
+    """Raises UserError for mistakes that would otherwise be noticed only during or after training."""
     for trial in job.trials():
         check(trial)
         if not job.kind.evaluations(job.cfg):
             example = "evaluations.x={split: valid}"
-            raise UserError(f"{job.run} needs an evaluation to compare its trials, such as {example}")
+            raise UserError(f"{job.run} has no evaluation to compare its trials: add one, such as {example}")
     check_start(job)
     data_sizes(job.kind, job.cfg)
     if job.kind.trains:
@@ -191,19 +196,19 @@ def check_start(job: Job) -> None:
 
 
 def train_words(run: Run, results: Path) -> list[str]:
-    """Returns the command that trains a run."""
+    """Returns the words of the command ``lrpe train`` that trains a run."""
     words = ["lrpe", "train", run.experiment, run.method, "--attention", run.attention]
     words += ["--seeds", str(run.seed), "--results", str(display_path(results))]
     return words + [f"{key}={value}" for key, value in run.changes]
 
 
 def check_finished(job: Job) -> None:
-    """Raises a UserError if a run's files are damaged, or its data or settings are not the job's."""
+    """Raises UserError if a finished run's files are damaged, or its data or settings are not the job's."""
     now = {
         **read_settings(job.folder),
         **asdict(job.run),
         "changes": dict(job.run.changes),
-        "config": job.config,
+        "config": job.recorded_config,
         "flags": job.extra_flags,
         "data": data_sizes(job.kind, job.cfg),
     }

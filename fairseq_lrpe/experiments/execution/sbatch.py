@@ -1,4 +1,4 @@
-"""Calls of SLURM's commands: their environment, and the names that reach the script of a job."""
+"""Calls of SLURM's commands: their environment, and checks of the names in the script of a job."""
 
 import os
 import re
@@ -21,9 +21,9 @@ OPTION = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
 @contextmanager
 def clean_environment() -> Iterator[None]:
-    """Removes SLURM's variables in the block, such as those of an allocation in which this process runs.
+    """Removes SLURM's environment variables, such as those of an allocation, during the block.
 
-    SBATCH_* would replace the options in a job's script, and SLURM_* those of its ``srun``.
+    SBATCH_* would replace the options in a job's script, and SLURM_* the options of the script's ``srun``.
     """
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     filters = [name for name in os.environ if name.startswith(FILTERS)]
@@ -39,23 +39,23 @@ def check_programs(*names: str) -> None:
 
 
 def check_option(key: str, value: object) -> None:
-    """Raises a UserError for an option of sbatch that could add lines to the script of a job."""
+    """Raises UserError for an option of sbatch that could add lines to the script of a job."""
     if not OPTION.fullmatch(key):
         raise UserError(f"{key!r} is not an option of sbatch: use a name such as partition")
     if not isinstance(value, str | int | float | bool):
-        raise UserError(f"the option {key} of sbatch must be a single value, not {value!r}")
+        raise UserError(f"the option {key} of sbatch must be a text, a number, true or false, not {value!r}")
     check_control_characters(str(value), f"the option {key} of sbatch")
 
 
 def check_folder(folder: Path) -> None:
-    """Raises a UserError if a run's folder has a name that SLURM would replace or cannot write to."""
+    """Raises UserError if SLURM would replace a part of the name of a run's folder, or cannot write to it."""
     check_control_characters(str(folder), "the run's folder")
     if UNWRITABLE.search(str(folder)):
         raise UserError(f"SLURM cannot write logs to {folder}: use values with fewer special characters")
 
 
 class Executor(submitit.SlurmExecutor):
-    """Submits jobs whose folder may have % in its name, which SLURM replaces in the paths of logs."""
+    """Executor of submitit that escapes % in the names of folders; SLURM replaces it in the paths of logs."""
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         text = super()._make_submission_file_text(command, uid)

@@ -1,4 +1,4 @@
-"""Executes the runs of a table in an order that respects their dependencies, several at a time."""
+"""Execution of the runs of a table in an order that respects their dependencies, several at a time."""
 
 import os
 import threading
@@ -26,9 +26,14 @@ POLL_SECONDS = 0.3
 
 
 def share_of_machine(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
-    """Returns the environment variables that give a run its share of the GPUs or CPU cores.
+    """Returns {variable: value} of the environment that gives a run its share of the GPUs or CPU cores.
 
     An existing OMP_NUM_THREADS takes precedence, since many threads are slow on cores with other work.
+
+    Args:
+        slot: the number of the share, from 0 to ``jobs`` - 1.
+        jobs: the number of shares.
+        gpus: the number of GPUs of each share, or None without GPUs.
     """
     count = gpus or 0
     share = visible_gpus()[slot * count : (slot + 1) * count]
@@ -41,11 +46,13 @@ def share_of_machine(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
 def jobs_with_data(
     planned: dict[Run, Job], gpus: int | None, nodes: int = 1
 ) -> tuple[dict[Run, Job], list[str]]:
-    """Returns the runs that can start, and messages about those that cannot.
+    """Returns {run: job} of the runs that can start, and messages about the other runs.
 
     A run cannot start if its data or the checkpoint from which it starts is missing, or if it is finished
-    with other data or settings. Raises a UserError if no run can start, or if a batch cannot be divided among
-    the GPUs.
+    with other data or settings.
+
+    Raises:
+        UserError: if no run can start, or if a batch cannot be divided among the GPUs.
     """
     ready = {}
     messages = []
@@ -62,7 +69,7 @@ def jobs_with_data(
 
 
 def obstacle(job: Job, planned: dict[Run, Job]) -> str | None:
-    """Returns why a job cannot start, or None if it can; runs that it needs may be ``planned``."""
+    """Returns a message that says why a job cannot start, or None; runs that it needs may be ``planned``."""
     run = job.run
     try:
         if not planned.keys() & job.experiment.needs(run):
@@ -79,7 +86,7 @@ def obstacle(job: Job, planned: dict[Run, Job]) -> str | None:
 
 
 def execute_or_wait(job: Job) -> str | None:
-    """Executes a run, or waits while another process does; returns the message of its error, or None."""
+    """Executes a run, or waits while another process executes it; returns its error message, or None."""
     try:
         check(job)
         while not job.stop.is_set():
@@ -99,12 +106,13 @@ def execute_or_wait(job: Job) -> str | None:
 
 
 class Scheduler:
-    """Executes unfinished runs in threads, each after the runs that it needs.
+    """Scheduler that executes unfinished runs in threads, each after the runs that it needs.
 
-    Waits for runs that another process executes. A failed run stops only the runs that need it.
+    A thread waits for a run that another process executes. If a run fails, only the runs that need it are not
+    started.
 
     Args:
-        jobs: the runs, each after those it needs.
+        jobs: the runs, each after those that it needs.
         count: the maximum number of runs at a time.
         gpus: the number of GPUs of each run.
     """
@@ -129,7 +137,7 @@ class Scheduler:
         self.bar = self.display.add_task("", total=len(jobs), completed=len(jobs) - len(runs))
 
     def execute_all(self) -> list[str]:
-        """Executes the runs and returns the messages of those that failed."""
+        """Executes the runs and returns the error messages of the runs that failed."""
         self.order.prepare()
         if self.order.is_active():
             # Threads would import it at the same time, which its circular imports do not support.
@@ -150,7 +158,7 @@ class Scheduler:
         return self.errors
 
     def finish_ended(self) -> None:
-        """Waits for the end of runs for ``POLL_SECONDS`` at most."""
+        """Waits at most ``POLL_SECONDS`` for running runs, and finishes those that have ended."""
         for future in wait(self.running, POLL_SECONDS, FIRST_COMPLETED).done:
             run, slot = self.running.pop(future)
             self.slots.append(slot)
@@ -161,7 +169,7 @@ class Scheduler:
             self.say(progress.describe_job(self.jobs[run]))
 
     def start(self, pool: ThreadPoolExecutor) -> None:
-        """Starts a ready run, preferably one not in use, or fails it if a run that it needs has failed."""
+        """Starts a ready run, preferably one that is not in use; fails it if a run that it needs failed."""
         free = [run for run in self.ready if self.jobs[run].state != State.RUNNING]
         run = free[0] if free else self.ready[0]
         self.ready.remove(run)
@@ -176,7 +184,13 @@ class Scheduler:
         self.running[pool.submit(execute_or_wait, job)] = (run, slot)
 
     def finish(self, run: Run, error: str | None, cause: Run) -> None:
-        """Shows that a run has ended; ``cause`` is the run because of which it failed."""
+        """Shows and records that a run has ended.
+
+        Args:
+            run: the run.
+            error: its error message, or None.
+            cause: the run that failed first: ``run`` itself, or a run that it needs.
+        """
         if error is None:
             self.say(f"finished {run}")
         else:

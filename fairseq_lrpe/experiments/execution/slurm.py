@@ -1,7 +1,7 @@
 """Execution of runs on a SLURM cluster, with submitit.
 
-Each run is one job, whose comment is the run's folder, so squeue shows which runs are queued or running. The
-nodes must share the file system of the results. RUN/slurm has submitit's files and the output of the jobs.
+Each run is one job. Its comment is the run's folder, so that squeue shows which runs are queued or running.
+The nodes must share the file system of the results. RUN/slurm contains submitit's files and the jobs' output.
 """
 
 import io
@@ -41,7 +41,7 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, check_control_characters, file_exists, output_folder
 
 DEFAULTS = {"time": "24:00:00", "signal": "USR2@120", "requeue": True, "kill-on-invalid-dep": "yes"}
-"""Options of sbatch that configs/cluster.yaml and --slurm override. ``signal`` precedes the time limit."""
+"""Options of sbatch that configs/cluster.yaml and --slurm override; ``signal`` precedes the time limit."""
 PYTHON = sys.executable  # the interpreter of the jobs, which the nodes have, too
 CPUS_PER_GPU = 4  # for reading data
 MAX_REQUEUES = 1000  # after time limits, before submitit gives up
@@ -53,9 +53,9 @@ def add_flags(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("cluster")
     text = "number of machines of each run (default: %(default)s)"
     group.add_argument("--nodes", type=min_int(1), default=1, help=text)
-    text = "execute the runs on this machine (default), or submit each as a job of SLURM"
+    text = "local executes the runs on this machine (default), slurm submits each as a job of SLURM"
     group.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
-    text = "an option of sbatch, such as partition=gpu; may be repeated; configs/cluster.yaml has defaults"
+    text = "an option of sbatch, such as partition=gpu; may be repeated and overrides configs/cluster.yaml"
     group.add_argument("--slurm", action="append", default=[], metavar="KEY=VALUE", help=text)
     group.add_argument("--wait", action="store_true", help="wait until all submitted jobs have ended")
     instead = group.add_mutually_exclusive_group()
@@ -69,7 +69,7 @@ def is_requested(args: Namespace) -> bool:
 
 
 def run_on_cluster(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
-    """Submits the runs, or shows their states, or cancels their jobs, and returns error messages.
+    """Submits the runs, shows their states or cancels their jobs, and returns error messages.
 
     The messages are about runs that cannot start (``jobs_with_data``) and, with --wait, about runs that are
     not finished after all jobs have ended.
@@ -90,7 +90,10 @@ def run_on_cluster(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
 
 
 def requested_precision(args: Namespace) -> str | None:
-    """Returns the precision of training; without --gpus and --cpu, it depends on the GPUs of the node."""
+    """Returns the precision of training, or None if each node chooses it by its GPUs.
+
+    A node chooses the precision without --precision, --gpus and --cpu.
+    """
     if args.precision:
         return args.precision
     if args.cpu:
@@ -107,7 +110,7 @@ def cancel(jobs: dict[Run, Job]) -> None:
 
 
 def submit_all(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
-    """Submits the runs that can start and, with --wait, waits for their end; returns error messages."""
+    """Submits the runs that can start and returns error messages; with --wait, waits until the runs end."""
     ready, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
     for message in errors:
         print(message, file=sys.stderr)
@@ -124,12 +127,12 @@ def submit_all(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
 
 
 def wait(jobs: dict[Run, Job], args: Namespace, tried: set[Run], waiting: int) -> None:
-    """Waits until no job is queued, and submits those of ``waiting`` runs when they can start.
+    """Waits until no job is in the queue, and submits the waiting runs when they can start.
 
     Args:
         jobs: all runs.
         args: the arguments of the command.
-        tried: the runs that have been submitted, which fail if they end unfinished.
+        tried: the runs that have been submitted; they have failed if they leave the queue unfinished.
         waiting: the number of runs that are not submitted yet.
     """
     with resumable("the submitted jobs continue; --status shows them, and --cancel cancels them"):
@@ -143,7 +146,10 @@ def wait(jobs: dict[Run, Job], args: Namespace, tried: set[Run], waiting: int) -
 
 @dataclass
 class SlurmRun(submitit.helpers.Checkpointable):
-    """Executes a run in a SLURM job: on each of its nodes, and again after a requeue. submitit pickles it."""
+    """Function that submitit pickles, and calls in a SLURM job to execute a run.
+
+    submitit calls it on each node of the job, and again after the job was requeued.
+    """
 
     job: Job
     args: Namespace
@@ -169,7 +175,12 @@ class SlurmRun(submitit.helpers.Checkpointable):
 
 
 def sbatch_options(words: Iterable[str], gpus: int | None) -> dict[str, object]:
-    """Returns sbatch's options: defaults, overridden by configs/cluster.yaml, then ``words`` and ``gpus``."""
+    """Returns {option of sbatch: value}: defaults, overridden by configs/cluster.yaml and by the command.
+
+    Args:
+        words: the values KEY=VALUE of --slurm.
+        gpus: the number of GPUs per node, or None.
+    """
     path = REPOSITORY / "configs/cluster.yaml"
     configured = read_yaml(path) if file_exists(path) else {}
     options = {}
@@ -185,7 +196,7 @@ def sbatch_options(words: Iterable[str], gpus: int | None) -> dict[str, object]:
 
 
 def requested_options(words: Iterable[str]) -> dict[str, object]:
-    """Returns {option of sbatch: value} of the values of --slurm."""
+    """Returns {option of sbatch: value} for ``words``, the values KEY=VALUE of --slurm."""
     options = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -196,10 +207,13 @@ def requested_options(words: Iterable[str]) -> dict[str, object]:
 
 
 def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) -> tuple[set[Run], int]:
-    """Submits the runs that are neither finished, in use nor in the queue, each after those it needs.
+    """Submits the runs that are neither finished nor in use nor in the queue.
 
-    Runs in ``failed`` and those that need them are not submitted. Returns the submitted runs, and how many
-    wait for others or, with --jobs, for a shorter queue.
+    A run starts after the runs that it needs. Runs in ``failed`` and the runs that need them are not
+    submitted.
+
+    Returns:
+        The submitted runs, and the number of runs that wait for others or, with --jobs, for a shorter queue.
     """
     submitted = set()
     waiting = 0
@@ -226,7 +240,7 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
 
 
 def complete_submission(job: Job, number: str) -> None:
-    """Gives submitit's file of the job ``number`` its final name, if submitit was killed before."""
+    """Gives submitit's file of the job ``number`` its final name, if submitit was killed before it did so."""
     path = job.folder / FOLDER / f"{number}_submitted.pkl"
     if path.exists():
         return

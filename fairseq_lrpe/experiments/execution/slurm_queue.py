@@ -1,4 +1,4 @@
-"""What SLURM's queue and the folders of runs tell about the jobs of these runs."""
+"""The states of runs on a cluster, according to SLURM's queue and the folders of the runs."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from fairseq_lrpe.utils.errors import UserError
 RETRIES = 60  # slurmctld may restart
 POLL_SECONDS = 5
 NAMES = {State.ABSENT: "not submitted"}
-"""{state: its name if it is not the state's own}"""
+"""{state: name under which it is shown on a cluster}, for states whose value is not shown."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Status:
     Args:
         number: the id of the last submitted job, or "-".
         state: the state of the run.
-        text: the state as it is shown, with its reason.
+        text: the state and its reason, as shown to the user.
     """
 
     number: str
@@ -38,7 +38,7 @@ class Status:
 
 
 def squeue() -> list[str]:
-    """Returns the lines of this user's jobs: ID|STATE|NODE|REASON|COMMENT."""
+    """Returns a line ID|STATE|NODE|REASON|COMMENT for each of this user's jobs."""
     command = ["squeue", f"--user={os.getuid()}", "--noheader", "--format=%i|%T|%N|%r|%k"]
     for _ in range(RETRIES):
         with clean_environment():
@@ -50,7 +50,7 @@ def squeue() -> list[str]:
 
 
 def queue(jobs: dict[Run, Job]) -> dict[Run, Status]:
-    """Returns the status of the unfinished runs that have a pending or running job."""
+    """Returns {run: status} of the unfinished runs that have a pending or running job."""
     # Another command may have used another path of the results folder.
     runs = {os.path.realpath(job.folder): run for run, job in jobs.items()}
     queued = {}
@@ -67,7 +67,7 @@ def queue(jobs: dict[Run, Job]) -> dict[Run, Status]:
 
 
 def ended_status(job: Job) -> Status:
-    """Returns the status of a run that is not queued; if it failed, with the last line of its log."""
+    """Returns the status of a run that is not queued; for a failed run, it includes the log's last line."""
     number = last_number(job)
     state = job.state
     if state in (State.FINISHED, State.RUNNING):
@@ -87,13 +87,13 @@ def _failed(number, reason):
 
 
 def last_number(job: Job) -> str:
-    """Returns the id of the job of a run that was submitted last, or "-"."""
+    """Returns the id of the last job that was submitted for a run, or "-"."""
     submitted = [int(path.name.split("_")[0]) for path in (job.folder / FOLDER).glob("*_submitted.pkl")]
     return str(max(submitted, default="-"))
 
 
 def last_line(job: Job, number: str) -> str | None:
-    """Returns the last line that a run, or its job with this id, has written to a log, and the log."""
+    """Returns the last line in the logs of a run and of its job ``number``, with the log's path, or None."""
     last = None
     logs = [*job.folder.glob("*.log"), *(job.folder / FOLDER).glob(f"{number}_*_log.*")]
     for path in sorted(logs, key=lambda path: path.stat().st_mtime):
@@ -104,7 +104,7 @@ def last_line(job: Job, number: str) -> str | None:
 
 
 def print_status(jobs: dict[Run, Job]) -> None:
-    """Prints a table of the runs, and how many of them have each state."""
+    """Prints a table with the state of each run, and the number of runs in each state."""
     queued = queue(jobs) if shutil.which("squeue") else {}
     listing = Table("run", "job", "state")
     counts = Counter()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TrainedLM(ModelFlags):
-    """The flags of a trained language model, read once from the checkpoint of a job.
+    """The flags of a trained language model, read from the checkpoint of a job, and its data.
 
     Raises:
         UserError: if the checkpoint is missing or damaged, or is that of fairseq's own model.
@@ -32,7 +32,7 @@ class TrainedLM(ModelFlags):
 
     @cached_property
     def limit(self) -> tuple[float, str]:
-        """The maximum number of tokens that the model can read, and the reason."""
+        """The maximum number of tokens that the model can read, and the reason for this limit."""
         return self.max_length()
 
     def rope_scaling(self, text, length):
@@ -53,10 +53,11 @@ class TrainedLM(ModelFlags):
         return int(dataset.sizes.sum())
 
     def check_length(self, split: str, length: int) -> None:
-        """Raises a UserError if a block is longer than the model can read, or than the split."""
+        """Raises UserError if a block of ``length`` tokens is too long for the model or for the split."""
         limit, reason = self.limit
         if length > limit:
-            raise UserError(f"this model reads at most {limit:,} tokens, not {length:,}: {reason}")
+            wrong = f"this model reads at most {limit:,} tokens, not {length:,}, because {reason}"
+            raise UserError(f"{wrong}: use shorter blocks")
         tokens = self.tokens(split)
         if length > tokens:
             wrong = f"has {tokens:,} tokens, too few for a block of {length:,}"

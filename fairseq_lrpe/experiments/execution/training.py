@@ -1,4 +1,4 @@
-"""Trains the model of a run with fairseq-train, alone or together with other nodes."""
+"""Training of a run's model with fairseq-train, on this node or together with other nodes."""
 
 import os
 import shlex
@@ -29,7 +29,7 @@ POLL_SECONDS = 0.3
 
 
 def prepare_training(job: Job, settings: dict) -> tuple[list[str], Log]:
-    """Writes the files of a run that precede its training; returns the command and the log.
+    """Writes the files of a run that are needed before its training; returns the command and the log.
 
     Args:
         job: the run to train.
@@ -56,14 +56,17 @@ def prepare_training(job: Job, settings: dict) -> tuple[list[str], Log]:
 
 
 def resumed_command(job: Job) -> list[str]:
-    """Returns the command that trains from the last checkpoint, if there is one."""
+    """Returns the training command; a run that has a last checkpoint resumes from it."""
     last = job.folder / "checkpoints" / run_directory.LAST
     checkpoint = run_directory.read_checkpoint(last, REMEDY) if last.exists() else None
     return endings.with_time_limit(train_command(job), checkpoint)
 
 
 def train(job: Job, command: list[str], log: Log) -> dict | None:
-    """Trains until the last update or until the training ends early; then returns its ending."""
+    """Trains a run and returns how the training ended; see ``endings.find_ending``.
+
+    Returns None on a node that does not hold the lock, and if the training was copied from a shorter run.
+    """
     say(job, shlex.join(command))
     # fairseq would train a finished model for one more update.
     completed = run_directory.completed_updates(job.folder / "checkpoints")
@@ -89,14 +92,14 @@ def train(job: Job, command: list[str], log: Log) -> dict | None:
 
 
 def _written_logs(folder, sizes):
-    """Returns the logs of the nodes that have other sizes than before."""
+    """Returns the logs in a run's folder that were written since they had ``sizes``, {log: bytes}."""
     return [path for path, size in endings.log_sizes(folder).items() if size != sizes.get(path)]
 
 
 def _logged_updates(logs: Sequence[Path], log: Log) -> int:
-    """Returns the last number of updates that the last training logged on any node.
+    """Returns the largest number of updates that the last training logged on any node.
 
-    The node that holds the lock is not always the one of rank 0, whose log has the metrics.
+    All logs are read because only the node of rank 0 logs metrics, and another node may hold the lock.
     """
     reached = 0
     for path in logs:
@@ -108,7 +111,7 @@ def _logged_updates(logs: Sequence[Path], log: Log) -> int:
 
 
 def record_training(job: Job, ended: dict | None) -> None:
-    """Records how a training ended, if it was early, and its speed."""
+    """Records the speed of a training and, if it ended early, how it ended."""
     if ended:
         write_json(job.folder / "evaluation.json", {**job.record, "ended": ended})
     speed = training_speed(job.folder)
@@ -117,7 +120,7 @@ def record_training(job: Job, ended: dict | None) -> None:
 
 
 def join_training(job: Job) -> None:
-    """Joins the training of the node that holds the lock; writes only the log of this node."""
+    """Joins the training of the node that holds the lock; this node writes only its own log."""
     trials = job.trials()
     unfinished = [trial for trial in trials if trial.state != State.FINISHED]
     for trained in unfinished if trials else [job]:

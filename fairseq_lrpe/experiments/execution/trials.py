@@ -1,4 +1,4 @@
-"""The trials of a run that chooses: their records, the best of them, and its result for the run."""
+"""The trials of a run that chooses among settings: their records, and the best trial as the run's result."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from fairseq_lrpe.utils.files import atomic_file, write_atomic
 
 
 class Tried:
-    """The executed trials of a job; the first metric of the kind in the first evaluation decides.
+    """The executed trials of a job; the best has the best first metric of the kind in the first evaluation.
 
-    ``add`` also writes a line of log.jsonl for each trial, so that the progress of the run is known.
+    :meth:`add` also writes a line to log.jsonl for each trial, so that the progress of the run is known.
     """
 
     def __init__(self, job: Job):
@@ -41,7 +41,10 @@ class Tried:
         return self.trials[best_by_score(scores, kind.metrics[metric])]
 
     def outcome(self, best: Job) -> dict:
-        """Returns what the record of the run has of its trials, and of the best one."""
+        """Returns the part of the run's record with the evaluations of its trials and of the best trial.
+
+        If the training of the best trial ended early, its ending is included.
+        """
         outcome = {"evaluations": self.evaluations[self.job.trial_name(best)], "tried": self.evaluations}
         ended = best.record.get("ended")
         if ended is not None:
@@ -49,9 +52,9 @@ class Tried:
         return outcome
 
     def record_best(self, best: Job, outcome: dict) -> None:
-        """Records the ``outcome`` and the log of the best trial for the run, and links its checkpoint.
+        """Records ``outcome`` and the log of the best trial as those of the run, and links its checkpoint.
 
-        All other checkpoints are removed.
+        The checkpoints of the other trials, and all others of the best one, are removed.
         """
         folder = self.job.folder
         checkpoint = best.checkpoint
@@ -72,7 +75,7 @@ class Tried:
 
 
 def link(checkpoint: Path, linked: Path) -> None:
-    """Makes ``linked`` a hard link to a checkpoint, or a copy where there are no links."""
+    """Makes ``linked`` a hard link to a checkpoint, or a copy if the file system has no hard links."""
     linked.parent.mkdir(exist_ok=True)
     if linked.exists() and linked.samefile(checkpoint):  # os.replace would then not remove the temporary link
         return

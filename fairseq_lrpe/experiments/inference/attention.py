@@ -16,10 +16,10 @@ BLOCKS = 16  # number of blocks of the test split, if it has as many, over which
 
 @torch.no_grad()
 def trained_weights(run: Path) -> Tensor:
-    """Returns the mean weight (L,) at each distance, relative to uniform attention, of a run's model.
+    """Returns the mean attention weights (L,) of a run's model by distance, relative to uniform attention.
 
-    The mean is over the first blocks of the test split, whose length L is that of training, and over all
-    heads and layers (see :func:`relative_weights`).
+    The mean is taken over the first ``BLOCKS`` blocks of the test split, and over all heads and layers (see
+    :func:`relative_weights`). L is the length of a block in training.
     """
     checkpoint, _ = find(run, ["language_modeling"])
     trained = load_model(checkpoint, cpu=True)

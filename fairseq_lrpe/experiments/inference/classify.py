@@ -34,8 +34,8 @@ class Prediction(NamedTuple):
 class Classifier(TrainedModel):
     """Base class of trained classifiers.
 
-    Subclasses have ``row(value)``, the model's input for a text, a pair of texts or an image, and
-    ``batch(rows)``, the model's keyword arguments for such inputs.
+    Subclasses define ``row(value)``, which returns the model's input for a text, a pair of texts or an image,
+    and ``batch(rows)``, which returns the model's keyword arguments for a batch of such inputs.
     """
 
     def classify(self, inputs: Sequence) -> list[Prediction]:
@@ -50,7 +50,7 @@ class Classifier(TrainedModel):
                 training data or too many tokens, or an image cannot be read.
         """
         if isinstance(inputs, str | Path):
-            raise UserError("expected a list of texts or images, not a single one: put it into a list")
+            raise UserError("expected a list of texts or images, not a single one: pass [input]")
         predictions = []
         for rows in batched(map(self.row, inputs)):
             predictions += self.predict(rows)
@@ -58,11 +58,11 @@ class Classifier(TrainedModel):
 
     @torch.no_grad()
     def predict(self, rows: list) -> list[Prediction]:
-        """Returns the prediction for each result of :meth:`row` in a batch."""
+        """Returns the prediction for each of ``rows``, the results of ``row``, in one batch."""
         return self.predictions(self.logits(self.batch(rows)))
 
     def logits(self, net_input: dict) -> Tensor:
-        """Returns the logits (B, labels) for the model's keyword arguments."""
+        """Returns the logits (B, number of labels) for ``net_input``, the model's keyword arguments."""
         return self.model(**utils.apply_to_sample(lambda x: x.to(self.device), net_input))
 
     def predictions(self, logits: Tensor) -> list[Prediction]:
@@ -76,7 +76,7 @@ class Classifier(TrainedModel):
 
     @torch.no_grad()
     def predict_split(self, split: str) -> list[tuple]:
-        """Returns (predicted, true) labels or scores of the rows of a split; unknown true ones are None."""
+        """Returns (prediction, target) of each row of a split: labels or scores; unknown targets are None."""
         for path in layout.files_of_split(self.data, split):
             check_regular(path)
         self.task.load_dataset(split)
@@ -118,7 +118,7 @@ class TextClassifier(Classifier):
 
 
 class SentenceClassifier(Classifier):
-    """Trained model of the task ``sentence_prediction``, such as one that is fine-tuned on GLUE."""
+    """Trained model of the task ``sentence_prediction``, such as a model fine-tuned on GLUE."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -138,7 +138,8 @@ class SentenceClassifier(Classifier):
         tokens = torch.cat(parts)
         limit = self.task.max_positions()
         if len(tokens) > limit and str(cfg.shorten_method) != "truncate":
-            raise UserError(f"a text has {len(tokens)} tokens, and the model accepts {limit}: shorten it")
+            wrong = f"a text has {len(tokens)} tokens, more than the {limit} that the model accepts"
+            raise UserError(f"{wrong}: shorten it")
         return tokens[:limit]
 
     def batch(self, rows):
@@ -174,11 +175,11 @@ class ImageClassifier(Classifier):
 
 
 def texts(value: str | Sequence[str], count: int) -> list[str]:
-    """Returns the texts of an input; raises UserError if their number is not ``count``."""
+    """Returns the texts of an input as a list; raises UserError if their number is not ``count``."""
     given = [value] if isinstance(value, str) else list(value)
     if len(given) != count:
         expected = "single texts" if count == 1 else "pairs (text, second text)"
-        raise UserError(f"the model classifies {expected}, not {len(given)} texts at a time")
+        raise UserError(f"the model classifies {expected}: pass a list of these, not of {len(given)} texts")
     return given
 
 
@@ -196,7 +197,7 @@ def open_image(value: Path | str | Image, mode: str = "RGB") -> Image:
 
 
 def classify_files(model: Classifier, files: Iterable[Path]) -> Iterator[tuple[Path, Prediction]]:
-    """Yields (file, prediction) of each image; unreadable files are skipped with a warning."""
+    """Yields (file, prediction) of each image file; unreadable files are skipped with a warning."""
 
     def rows():
         for file in tqdm(files, "images", disable=None):
@@ -211,7 +212,10 @@ def classify_files(model: Classifier, files: Iterable[Path]) -> Iterator[tuple[P
 
 
 def tsv(rows: list[tuple]) -> str:
-    """Returns the index, prediction and target (if all are known) of each row in GLUE's format."""
+    """Returns the predictions of ``rows``, [(prediction, target or None)], in GLUE's TSV format.
+
+    The columns are index, prediction and, if all targets are known, target.
+    """
     has_targets = all(target is not None for _, target in rows)
     lines = ["index\tprediction\ttarget" if has_targets else "index\tprediction"]
     for i, (prediction, target) in enumerate(rows):

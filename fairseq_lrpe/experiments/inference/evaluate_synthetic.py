@@ -35,19 +35,25 @@ from fairseq_lrpe.utils.files import output_folder, write_atomic
 PROBLEMS = 128
 """Number of problems of addition and index, as in the RoPER paper; all models get the same problems."""
 SEQUENCES = 512
-"""Number of evaluated sequences of up to 1,024 tokens, for problems in which only answers are predicted."""
+"""Number of evaluated sequences of at most 1,024 tokens, for problems in which only answers are predicted."""
 LEAST_SEQUENCES = 128
 TOKENS = 2**19
-"""Longer sequences are fewer: as many as have ``TOKENS`` tokens in all, but at least ``LEAST_SEQUENCES``."""
+"""Total number of tokens of evaluated sequences that are longer; at least LEAST_SEQUENCES are evaluated."""
 BATCH_TOKENS = 2**13
 
 
 @torch.no_grad()
 def complete(model, questions: list[torch.Tensor], length: int, end: int) -> list[list[int]]:
-    """Returns the greedy completion of each question, up to and including the token ``end``, if it occurs.
+    """Returns the tokens of the greedy completion of each question, up to and including the token ``end``.
 
-    The questions, one-dimensional tensors, are decoded in one batch, with incremental state unless positions
-    are random. A question and its answer have at most ``length`` tokens together.
+    The questions are decoded in one batch, with incremental state unless positions are random. A completion
+    has no token ``end`` if a question and its completion have reached ``length`` tokens together.
+
+    Args:
+        model: the language model.
+        questions: the tokens of each question, (n,).
+        length: maximum number of tokens of a question and its completion.
+        end: the token that ends a completion.
     """
     device = next(model.parameters()).device
     lengths = torch.tensor(list(map(len, questions)), device=device)
@@ -74,7 +80,7 @@ def complete(model, questions: list[torch.Tensor], length: int, end: int) -> lis
 
 @torch.no_grad()
 def accuracy(model, questions: list[torch.Tensor], answers: list[torch.Tensor]) -> float:
-    """Returns the percentage of correct tokens in answers with teacher forcing."""
+    """Returns the percentage of correct tokens in the answers to the questions, with teacher forcing."""
     correct = total = 0
     for question, answer in zip(questions, answers, strict=True):
         tokens = torch.cat([question, answer]).to(next(model.parameters()).device)
@@ -86,10 +92,11 @@ def accuracy(model, questions: list[torch.Tensor], answers: list[torch.Tensor]) 
 
 @torch.no_grad()
 def answer_metrics(model, task, split: str = "test") -> dict[str, float]:
-    """Returns the metrics of a problem in which only answers are predicted, with teacher forcing.
+    """Returns {metric: value} of a problem in which only answers are predicted, with teacher forcing.
 
-    All answer tokens of a sequence are correct with teacher forcing if and only if they are when generated.
-    If answers are at one place of a text, ``quarter_n`` is ``exact`` for places in its n-th quarter.
+    All answer tokens of a sequence are correct with teacher forcing if and only if they are correct when they
+    are generated. If the answers of a text depend on one place in it, ``quarter_n`` is ``exact`` for texts
+    with this place in their n-th quarter.
     """
     device = next(model.parameters()).device
     task.load_dataset(split)
@@ -131,7 +138,7 @@ def _mean(values):
 
 
 def evaluate(model, task, split: str = "test") -> dict:
-    """Returns {"measured": {metric: value}} of a model on its problem, and further results to be written."""
+    """Returns the content of the JSON file for a model's problem: {"measured": {metric: value}, ...}."""
     torch.manual_seed(1)  # some encodings, such as SPE, draw random numbers
     if isinstance(task.problem, AnswerProblem):
         return {"measured": answer_metrics(model, task, split)}
@@ -144,7 +151,7 @@ def evaluate(model, task, split: str = "test") -> dict:
 
 
 def evaluate_results(model, task) -> dict:
-    """Evaluates the results that a model generates for addition or index."""
+    """Returns the metrics of the answers that a model generates for addition or index, and the answers."""
     pairs = [task.problem.problem(Random(f"problems {index}")) for index in range(PROBLEMS)]
     questions = []
     answers = []
@@ -164,7 +171,7 @@ def evaluate_results(model, task) -> dict:
 
 
 def _result(answer):
-    """Returns the result of an answer, which follows its steps."""
+    """Returns the result in an answer, which consists of steps and the result."""
     return answer.rpartition("==")[2]
 
 
@@ -178,9 +185,10 @@ def read_json(text: str) -> object:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe evaluate-synthetic", __doc__, "CHECKPOINT OUT EVALUATIONS [--cpu]")
-    parser.add_argument("checkpoint", type=path_arg, help="checkpoint or run of the task synthetic_lm")
-    parser.add_argument("out", type=path_arg, help="folder of the JSON files")
-    parser.add_argument("evaluations", type=read_json, help="JSON object of the evaluations")
+    text = "run folder or checkpoint of a model of the task synthetic_lm"
+    parser.add_argument("checkpoint", type=path_arg, help=text)
+    parser.add_argument("out", type=path_arg, help="folder to which the JSON files are written")
+    parser.add_argument("evaluations", type=read_json, help="JSON object {NAME: {SETTING: VALUE}}")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate-synthetic"), output_folder(args.out):

@@ -1,4 +1,4 @@
-"""Trained models that translate sentences, and that ask questions about answers in texts."""
+"""Trained models that translate sentences, or ask questions about texts."""
 
 from argparse import Namespace
 
@@ -16,13 +16,18 @@ QUESTION_SEARCH = {"lenpen": 0.6, "no_repeat_ngram_size": 3, "max_len_a": 0, "ma
 
 
 class Generator(TrainedModel):
-    """Base class of models that generate a text from a text by fairseq's beam search."""
+    """Base class of trained models that generate a text from another text by fairseq's beam search."""
 
     @torch.no_grad()
     def search(self, lines: list[str], beam: int, **flags: object) -> list[str]:
-        """Returns the best hypothesis for each line, both as symbols separated by spaces.
+        """Returns the best hypothesis for each line; lines and hypotheses are symbols separated by spaces.
 
-        The hypothesis for a blank line is blank. ``flags`` are further flags of fairseq-generate.
+        The hypothesis for a blank line is blank.
+
+        Args:
+            lines: the source texts.
+            beam: beam size.
+            **flags: further flags of fairseq-generate.
         """
         task = self.task
         model = self.model
@@ -40,7 +45,7 @@ class Generator(TrainedModel):
         for i, length in zip(numbers, lengths, strict=True):
             if length > limit:
                 wrong = f"line {i + 1} has {length} tokens"
-                raise UserError(f"{wrong}, and the model accepts at most {limit}: shorten it")
+                raise UserError(f"{wrong}, more than the {limit} that the model accepts: shorten it")
         dataset = task.build_dataset_for_inference(tokens, lengths)
         batches = task.get_batch_iterator(dataset, max_sentences=BATCH_SIZE)
         generator = task.build_generator([model], Namespace(beam=beam, **flags))
@@ -61,7 +66,12 @@ class Translator(Generator):
         self.codec = text_codec.load(self.data)
 
     def translate(self, texts: list[str], beam: int = BEAM) -> list[str]:
-        """Returns the translations of raw sentences; blank sentences stay blank."""
+        """Returns the translation of each raw sentence; that of a blank sentence is blank.
+
+        Args:
+            texts: sentences in the source language.
+            beam: beam size.
+        """
         cfg = self.task.cfg
         lines = [self.codec.encode(cfg.source_lang, text) for text in texts]
         return [self.codec.decode(cfg.target_lang, line) for line in self.search(lines, beam)]
@@ -71,13 +81,18 @@ class QuestionGenerator(Generator):
     """Trained model of the task ``question_generation``."""
 
     def source(self, context: str, answer: str) -> word_pieces.Source:
-        """Returns the tokens of a text and an answer; a long text is truncated around the answer."""
+        """Returns the model's input for a text with an answer; a long text is truncated around the answer."""
         preparation = word_pieces.read_preparation(self.data)
         limits = (preparation["longest"], preparation["longest_answer"])
         return self.task.pieces.source(answer.strip(), context, *limits)
 
     def ask(self, context: str, answer: str, beam: int = BEAM) -> str:
-        """Returns a question about the text ``context`` to which its part ``answer`` is the answer.
+        """Returns a question about a text.
+
+        Args:
+            context: the text.
+            answer: the answer to the question, a part of the text.
+            beam: beam size.
 
         Raises:
             ValueError: if the text does not contain the answer.
@@ -85,7 +100,7 @@ class QuestionGenerator(Generator):
         return self.questions([self.source(context, answer)], beam)[0]
 
     def questions(self, sources: list[word_pieces.Source], beam: int = BEAM) -> list[str]:
-        """Returns a question for each result of :meth:`source`."""
+        """Returns a question for each of ``sources``, the results of :meth:`source`."""
         # fairseq appends the final </s> itself.
         lines = [" ".join(source.tokens[:-1]) for source in sources]
         questions = self.search(lines, beam, **QUESTION_SEARCH)

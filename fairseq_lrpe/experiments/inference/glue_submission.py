@@ -41,12 +41,12 @@ class GlueRun(NamedTuple):
 
 
 def submission_files(task: str) -> dict[str, str]:
-    """Returns {file name in the zip file, without suffix: test split} of a task."""
+    """Returns {file name in the zip file, without suffix: predicted test split} of a task."""
     return TASKS[task].submission or {task: "test"}
 
 
 def finished_runs(folder: Path) -> Iterator[GlueRun]:
-    """Yields a method's finished runs on GLUE tasks that still have a checkpoint, without trials."""
+    """Yields a method's finished runs on GLUE tasks that still have a checkpoint; trials are left out."""
     for path in [*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*"))]:
         if not is_seed(path):
             continue
@@ -66,7 +66,7 @@ def finished_runs(folder: Path) -> Iterator[GlueRun]:
 
 
 def data_and_metric(folder: Path, settings: dict) -> tuple[Path, str | None]:
-    """Returns the data folder of a run, and the metric that GLUE has for its task, or None."""
+    """Returns the data folder of a run, and the official metric of its GLUE task, or None for other tasks."""
     config = settings["config"]
     data = REPOSITORY / config["data"]
     if settings["kind"] == "classifier":
@@ -77,7 +77,7 @@ def data_and_metric(folder: Path, settings: dict) -> tuple[Path, str | None]:
 
 
 def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
-    """Returns {task: run} of the finished runs with the best scores on the development sets."""
+    """Returns {task: finished run with the best score on the development set}."""
     candidates = {}
     for folder in folders:
         runs = list(finished_runs(folder))
@@ -93,7 +93,7 @@ def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
 
 
 def missing_files(tasks: Iterable[str]) -> list[str]:
-    """Returns the files that GLUE's server requires besides those of ``tasks``."""
+    """Returns the names of the files that GLUE's server requires besides those of ``tasks``."""
     missing = []
     for name in TASKS:
         if name not in tasks:
@@ -102,10 +102,10 @@ def missing_files(tasks: Iterable[str]) -> list[str]:
 
 
 def submitted(prediction: str | float, task: str) -> str | float:
-    """Returns a prediction as GLUE's server accepts it: a score of STS-B is limited to 0 to 5.
+    """Returns a prediction in the form that GLUE's server accepts: scores of STS-B are clipped to 0..5.
 
     Raises:
-        UserError: If a score is not a number.
+        UserError: if a score is NaN.
     """
     if TASKS[task].labels:
         return prediction

@@ -1,4 +1,4 @@
-"""Trained language models, which continue text, and masked language models, which fill masks."""
+"""Trained language models, which continue texts, and masked language models, which fill in masks."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ MASK = "<mask>"
 
 
 class LineModel(TrainedModel):
-    """Base class of models of text in lines; ``codec`` tokenizes it like the training corpus."""
+    """Base class of models of text in lines; ``codec`` tokenizes text like the training corpus."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -22,7 +22,7 @@ class LineModel(TrainedModel):
         self.codec = line_codec.load(self.data, dictionary.symbols[dictionary.nspecial :])
 
     def encode_line(self, line: str, start: bool = True) -> Tensor:
-        """Returns the tokens (n,) of a line, or of the rest of a line if not ``start``, without </s>."""
+        """Returns the tokens (n,) of ``line`` without </s>; if not ``start``, it is the rest of a line."""
         dictionary = self.task.source_dictionary
         symbols = self.codec.encode(line, start)
         return dictionary.encode_line(symbols, append_eos=False, add_if_not_exist=False).long()
@@ -32,7 +32,7 @@ class LanguageModel(LineModel):
     """Trained language model of the task ``language_modeling`` or ``memory_lm``."""
 
     def sample(self, prompt: str = "", length: int = 200, **options) -> str:
-        """Returns the text that :meth:`stream` yields."""
+        """Returns a sampled text that continues the prompt; see :meth:`stream` for the arguments."""
         return "".join(self.stream(prompt, length, **options))
 
     def stream(
@@ -47,8 +47,8 @@ class LanguageModel(LineModel):
     ) -> Iterator[str]:
         """Returns an iterator over sampled text that continues the prompt, token by token.
 
-        The text is detokenized as the corpus was tokenized. Lines end with a newline. A model of single lines
-        (--sample-break-mode eos) stops at the end of the line.
+        The text is detokenized by the inverse of the corpus's tokenization. Lines end with a newline. A model
+        of single lines (--sample-break-mode eos) stops at the end of the line.
 
         Args:
             prompt: beginning of the text; like a line of the corpus, it follows a line break.
@@ -71,7 +71,7 @@ class LanguageModel(LineModel):
         return self.codec.stream(self.symbols(sampled), starts_line)
 
     def encode(self, text: str) -> Tensor:
-        """Returns the tokens (n,) of lines of text, after </s>, or <s> if the model was trained with it."""
+        """Returns the tokens (n,) of lines of text, preceded by </s>, or by <s> if training used it."""
         dictionary = self.task.source_dictionary
         end = torch.tensor([dictionary.eos()])
         first, *others = text.split("\n")
@@ -82,7 +82,7 @@ class LanguageModel(LineModel):
         return torch.cat(parts)
 
     def symbols(self, tokens: Iterator[int]) -> Iterator[str]:
-        """Yields the symbol of each token, up to </s> for models of single lines."""
+        """Yields the symbol of each token; a model of single lines stops before </s>."""
         dictionary = self.task.source_dictionary
         for token in tokens:
             if token == dictionary.eos() and self.task.args.sample_break_mode == "eos":
@@ -100,7 +100,8 @@ class SyntheticLanguageModel(LanguageModel):
     def encode(self, text):
         known = self.task.problem.characters
         if not known:
-            raise UserError(f"models of {self.task.cfg.problem} have no text: use lrpe evaluate-synthetic")
+            wrong = f"models of {self.task.cfg.problem} do not generate text"
+            raise UserError(f"{wrong}: evaluate them with `lrpe evaluate-synthetic`")
         if not text or set(text) - set(known):
             expected = f"must consist of one or more of the characters {known}"
             raise UserError(f"the prompt {text!r} {expected}")
@@ -138,7 +139,8 @@ class MaskedLanguageModel(LineModel):
         tokens = torch.cat([begin, before, middle, after, end])
         limit = self.model.max_positions()
         if len(tokens) > limit:
-            raise UserError(f"the text has {len(tokens)} tokens: at most {limit} fit")
+            wrong = f"the text has {len(tokens)} tokens, more than the {limit} that the model accepts"
+            raise UserError(f"{wrong}: shorten it")
         tokens = tokens[None].to(self.device)
         [logits] = self.model(tokens, masked_tokens=tokens == mask)[0]
         best = logits.softmax(-1).topk(min(top_k, len(logits)))

@@ -1,4 +1,4 @@
-"""Finds and loads trained models of every family; see :func:`load_model`."""
+"""Loading of trained models of every family for inference; see :func:`load_model`."""
 
 import logging
 from collections.abc import Iterable
@@ -58,12 +58,12 @@ def load_model(
     cpu: bool = False,
     rope_scaling: str | None = None,
 ) -> TrainedModel:
-    """Loads a trained model for inference, with its dictionary and tokenizer.
+    """Returns a trained model for inference, with its dictionary and tokenizer.
 
     Args:
         run_or_checkpoint: folder of a run, whose evaluated checkpoint is loaded, or a checkpoint file.
         data: data folder with the dictionary and tokenizer (default: that of the training).
-        cpu: whether to use the CPU if there is a GPU.
+        cpu: whether to use the CPU even if there is a GPU.
         rope_scaling: how to scale the angles of rotations for longer sequences, as TYPE:FACTOR, such as
             "yarn:4"; see :class:`fairseq_lrpe.ops.rope_scaling.RopeScaling`. The length in training is the
             number of tokens in a block of a language model, with its memory, or masked language model; for
@@ -102,7 +102,7 @@ def load_model(
 
 
 def _trained_length(settings):
-    """Returns the number of tokens of a block in training with its memory; None for other models."""
+    """Returns the number of tokens of a block in training and its memory, or None without blocks."""
     length = settings.get("tokens_per_sample")
     if not length:
         return length
@@ -138,7 +138,15 @@ def _scale_rotations(model, scaling):
 
 
 def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
-    """Returns the evaluated checkpoint of a run's folder, or a checkpoint file, and its task's settings."""
+    """Returns the path of a checkpoint and the settings of its task.
+
+    Args:
+        path: folder of a run, whose evaluated checkpoint is returned, or a checkpoint file.
+        tasks: the supported tasks.
+
+    Raises:
+        UserError: if there is no readable checkpoint of a supported task.
+    """
     checkpoint = path
     if path.is_dir():
         run = read_settings(path, ["config.evaluate.checkpoint"])

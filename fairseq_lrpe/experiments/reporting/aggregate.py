@@ -17,20 +17,21 @@ from fairseq_lrpe.experiments.reporting.run_record import RunRecord, readable
 CSV = "attention row column measured_on metric length unit paper paper_std mean std state seeds".split()
 CSV += "paper_rank rank difference low high common_seeds".split()
 RUNS_CSV = "attention method changes evaluation metric length seeds mean std measured_seeds state".split()
-"""Columns of the CSV output: ``CSV`` of a table, ``RUNS_CSV`` of the runs of an experiment."""
+"""Columns of CSV output: ``CSV`` for a table, ``RUNS_CSV`` for the runs of an experiment."""
 
 
 def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
     """Returns a DataFrame with one line per cell of the table, in the order of ``table.cells``.
 
-    Its columns, beside those that identify the cell and its published number, include
+    The columns that identify the cell and contain its published number are followed by, among others,
 
-    - mean, std, seeds: mean and sample standard deviation over the seeds that are measured
-    - state: the number of seeds, or how far the runs got
+    - mean, std, seeds: mean and sample standard deviation over the measured seeds, and their number
+    - state: the number of measured seeds as text, or, without any, the state of the run that got furthest
     - chosen: the changes of the chosen trial
-    - length, unit: planned length of the trainings that are measured, if it is the same
-    - started_lengths: planned lengths of all trainings that were started
-    - is_best, paper_is_best, paper_rank, rank: among the rows of the same attention
+    - length, unit: planned length of the measured trainings, if all have the same
+    - started_lengths: planned lengths of all started trainings
+    - is_best, paper_is_best, paper_rank, rank: comparison of the measured and of the published numbers among
+      the rows of the same attention and column
     - difference, low, high, common_seeds, compared: difference to the baseline over the common seeds with its
       interval among the rows of the same attention and column; see :meth:`Differences.between`
     """
@@ -52,7 +53,7 @@ def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
 
 
 def _differences(table, measured):
-    """Returns {(attention, column): the differences between its rows}, whose keys are the ids of cells."""
+    """Returns {(attention, column): :class:`Differences` of its rows}; the rows are named by ids of cells."""
     values = {}
     metrics = {}
     for cell in table.cells:
@@ -66,7 +67,7 @@ def _differences(table, measured):
 
 
 def _lengths(records):
-    """Returns the planned lengths of the runs, (length, unit), sorted by unit and length."""
+    """Returns the different (planned length, unit) of runs, sorted by unit and length."""
     lengths = set()
     for record in records:
         if record.unit:
@@ -120,7 +121,7 @@ def _summarize_cell(cell, measured):
 
 
 def _signatures(cell, records):
-    """Returns the different signatures of a cell's metric."""
+    """Returns the different signatures, such as sacreBLEU's, of a cell's metric in ``records``."""
     signatures = {}
     for record in records:
         signature = record.measured[cell.evaluation].get(f"{cell.metric}_signature")
@@ -130,13 +131,13 @@ def _signatures(cell, records):
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the mean and the sample standard deviation, which are NaN if they are undefined."""
+    """Returns the mean and the sample standard deviation; either is NaN if it is undefined."""
     std = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
     return statistics.fmean(values) if len(values) else math.nan, std
 
 
 def _state(records):
-    """Returns the state of the run that got furthest, for a cell without a value; "-" without runs."""
+    """Returns the state of the run that got furthest, for a cell without a value, or "-" without runs."""
     with_log = readable(records)
     if not with_log:
         return records[0].state if records else "-"
@@ -160,7 +161,7 @@ def _add_ranks(summary):
 
 
 def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """Returns {(attention, column): Spearman's ρ} of the ranks.
+    """Returns {(attention, column): Spearman's ρ} of the published and the measured ranks.
 
     ρ is NaN if there are fewer than three rows, or if all published or all measured values are equal.
     """
@@ -173,7 +174,10 @@ def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
 
 
 def values_by_metric(records: Collection[RunRecord]) -> dict[tuple[str, str], dict[int, float]]:
-    """Returns {(evaluation, metric): {seed: value}} of the seeds of a run; a diverged one has NaN for all."""
+    """Returns {(evaluation, metric): {seed: value}} of a run's seeds.
+
+    If a seed diverged, metrics that it lacks are NaN, except for speeds.
+    """
     by_metric = {}
     for record in records:
         for evaluation, metric, value, _ in record.measurements():
@@ -187,7 +191,7 @@ def values_by_metric(records: Collection[RunRecord]) -> dict[tuple[str, str], di
 
 
 def summarize_runs(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Summarizes the runs of one experiment over their seeds, without speeds.
+    """Returns the means and standard deviations of an experiment's measurements over seeds, without speeds.
 
     Returns:
         A DataFrame with one line per attention, method, changes, evaluation and metric. The further columns
@@ -204,7 +208,10 @@ def summarize_runs(records: Iterable[RunRecord]) -> pd.DataFrame:
 
 
 def _summarize_seeds(records):
-    """Returns a dictionary for each metric of the seeds of a run, or one without a metric."""
+    """Returns a line of ``summarize_runs`` for each metric of a run, or one without a metric.
+
+    ``records`` are those of the run's seeds.
+    """
     run = {
         "attention": records[0].run.attention,
         "method": records[0].run.method,

@@ -49,20 +49,20 @@ QUESTIONS = [
     ("Images, linear attention", IMAGES, "tmlr_table3", "cifar10", "linear"),
     ("Images, softmax attention", IMAGES, "tmlr_table3", "cifar10", "softmax"),
 ]
-"""(question, what the best has, table, column, attention)"""
+"""(question, criterion of the best method, table, column, attention)"""
 SPEED = 0.9
-"""Least speed of a training step at 2,048 tokens, relative to NoPE's, that is a small cost."""
+"""Least speed of a training step at 2,048 tokens, relative to NoPE's, at which the cost counts as small."""
 MEMORY = 1.1
-"""Greatest memory of a training step at 2,048 tokens, relative to NoPE's, that is a small cost."""
+"""Most memory of a training step at 2,048 tokens, relative to NoPE's, at which the cost counts as small."""
 METRICS = dict.fromkeys((SHORT, LONG, MASKED), "perplexity")
-"""{what the best has: its metric, if it is compared by logarithms}"""
+"""{criterion: its metric}, for criteria whose values are compared by their logarithms"""
 COMPARED = ("nope", "rope", "base")
-"""Methods whose numbers are named beside the best."""
+"""Methods whose numbers are named beside those of the best method."""
 
 
 @dataclass
 class Measured:
-    """A method and {seed: value} of its runs."""
+    """The measurements of a method in a column: {seed: value}, and the number of shown decimals."""
 
     method: str
     values: dict[int, float]
@@ -82,10 +82,10 @@ class Measured:
 
 @dataclass
 class Answer:
-    """The best method of a question, if it is measured, and those that cannot be told apart from it."""
+    """The best method for a question, if its column is measured, and the methods that equal or follow it."""
 
     question: str
-    basis: str  # what the best has, such as the lowest perplexity
+    basis: str  # the criterion of the best method, such as the lowest perplexity
     best: Measured | None = None
     equal: list[Measured] = field(default_factory=list)  # not different from the best
     compared: list[Measured] = field(default_factory=list)
@@ -102,7 +102,7 @@ def causal_only(method: str) -> bool:
 
 
 def answers(runs: Mapping[Run, RunRecord]) -> list[Answer]:
-    """Returns an answer to each question, without a method if not all its methods and seeds are measured.
+    """Returns an answer to each question; it names no method unless all methods and seeds are measured.
 
     The list is empty if no question is measured. Methods that diverged are not compared, and neither are rows
     with changed settings, such as those of token positions.
@@ -126,7 +126,7 @@ def answers(runs: Mapping[Run, RunRecord]) -> list[Answer]:
 
 
 def _with_small_cost(measured, table, attention, runs):
-    """Returns the methods whose training step takes little more time and memory than NoPE's."""
+    """Returns the methods whose training step takes little more time and memory than that of NoPE."""
     speed = _means(table, "speed at 2,048", attention, runs)
     memory = _means(table, "memory at 2,048", attention, runs)
     cheap = []
@@ -138,7 +138,7 @@ def _with_small_cost(measured, table, attention, runs):
 
 
 def _means(table, column, attention, runs):
-    """Returns {method: mean} of a column."""
+    """Returns {method: mean over the seeds} of a column of a table."""
     means = {}
     for method in _encodings(table, column, attention, runs):
         means[method.method] = method.mean
@@ -146,7 +146,7 @@ def _means(table, column, attention, runs):
 
 
 def _compare(answer, measured, differences):
-    """Sets the best method of an answer and those beside it."""
+    """Sets the best method of an answer, the methods named beside it, and the number of seeds."""
     is_falling = answer.basis.startswith("the lowest")
     answer.best, *others = sorted(measured, key=attrgetter("mean"), reverse=not is_falling)
     for method in others:
@@ -169,7 +169,10 @@ def _training(table, column):
 
 
 def _encodings(table, column, attention, runs):
-    """Returns the measurements of the methods of a column that did not diverge, or [] if any is missing."""
+    """Returns the measurements of a column's methods that did not diverge; [] if a measurement is missing.
+
+    Rows with changed settings are left out.
+    """
     rows = set()
     for row in table.rows:
         if row.method in METHODS and row.attention == attention and not row.changes:

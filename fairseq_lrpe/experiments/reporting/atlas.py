@@ -1,7 +1,7 @@
-"""Writes the atlas of encodings: an HTML page with a card for every method and every kind of token positions.
+"""The atlas of encodings: an HTML page with a card for every method and every kind of token positions.
 
-It is generated from the code and the results. The page is a single file that needs no network connection. Its
-template is ``atlas.html.jinja``.
+The page is generated from the code and the results with the template ``atlas.html.jinja``. It is a single
+file that needs no network connection.
 """
 
 import math
@@ -34,15 +34,15 @@ TABLES = {
     "needle": "needle ",
     "training_speed": "",
 }
-"""{table whose numbers are shown: prefix of its columns}"""
+"""{table whose numbers are shown: prefix of the names of its columns}"""
 OVERVIEW = ["perplexity 1 ×", "perplexity 4 ×", "perplexity 16 ×", "recall 16 pairs", "recall 32 pairs"]
 OVERVIEW += ["copy 20 tokens", "copy 25 tokens", "needle 1 ×", "needle 16 ×"]
 OVERVIEW += ["speed at 512", "speed at 2,048", "memory at 2,048"]
-"""Columns of the overview; cards have all columns."""
+"""Columns of the overview, a selection of the columns that cards have."""
 
 
 def render(results: Path) -> str:
-    """Returns the HTML page for a results folder or a folder of recorded results."""
+    """Returns the HTML page of the atlas for a results folder or a folder of recorded results."""
     runs = by_run(readable(read_runs(results)))
     shown = {name: Table(name, "mini") for name in TABLES}
     numbers, columns = _numbers(shown, runs)
@@ -80,7 +80,7 @@ def render(results: Path) -> str:
 
 
 def _by_attention(values, entry):
-    """Returns {attention: value} of a card; the keys of ``values`` are (attention, name)."""
+    """Returns {attention: value} of a card from ``values``, {(attention, name of a card): value}."""
     by_attention = {}
     for attention in entry.attentions:
         if (attention, entry.name) in values:
@@ -89,7 +89,7 @@ def _by_attention(values, entry):
 
 
 def _points(rows):
-    """Yields the points of the scatter plot: cards that are measured at both lengths and did not diverge."""
+    """Yields a point of the scatter plot for each row that is measured at both lengths without diverging."""
     for entry, attention in rows:
         x = _value(entry.numbers[attention].get("perplexity 1 ×"))
         y = _value(entry.numbers[attention].get("perplexity 16 ×"))
@@ -102,7 +102,7 @@ def _value(cell):
 
 
 def _numbers(shown, runs):
-    """Returns {(attention, name): {column: (text, mean)}} and the columns with a number.
+    """Returns {(attention, name of a card): {column: (text, mean)}} and the columns with a number.
 
     The mean is None if the cell is not measured.
     """
@@ -123,7 +123,10 @@ def _numbers(shown, runs):
 
 
 def _needles_by_depth(table, runs):
-    """Returns {(attention, name): percentages of needles found, by quarter of the text and column}."""
+    """Returns {(attention, name of a card): DataFrame} of the percentages of needles found.
+
+    A DataFrame has one row per quarter of the text, and the columns of the table.
+    """
     names = _entry_names(table)
     depths = defaultdict(dict)
     for cell in table.cells:
@@ -143,7 +146,7 @@ def _needles_by_depth(table, runs):
 
 
 def _quarters(record, evaluation):
-    """Returns the percentages of needles found in each quarter of the text, or None for each."""
+    """Returns the percentage of needles found in each quarter of the text, or None if it is not measured."""
     return [record.value(evaluation, f"quarter_{number}") for number in range(1, 5)]
 
 

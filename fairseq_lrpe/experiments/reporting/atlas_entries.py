@@ -1,4 +1,4 @@
-"""The cards of the atlas: what is known of a method or of a kind of token positions from its code."""
+"""The cards of the atlas: properties of a method or of a kind of token positions, derived from its code."""
 
 import inspect
 import re
@@ -36,18 +36,18 @@ RANDOMIZED = """RoPE, trained with a sorted random subset of the positions 0 .. 
 Evaluation uses random positions, too, which are the same for all sequences of a length."""
 TOKEN_POSITIONS = {"learned": LEARNED, "randomized": RANDOMIZED}
 TOKEN_POSITIONS |= {name: inspect.getdoc(cls) for name, cls in POSITIONS.items()}
-"""{name of a card of token positions: text}"""
+"""{name of a card of token positions: description}"""
 VOCABULARY = 120  # number of tokens of the corpus of the perplexities, wikitext_mini_chars
 DRAWS = 16  # number of random vectors over which initial weights are averaged
 
 
 def method_entries(cfg: DictConfig, results: Path, runs: Iterable[Run]) -> list[SimpleNamespace]:
-    """Returns the cards of all methods; methods with the same flags share one.
+    """Returns the cards of all methods; methods with the same flags share a card.
 
     Args:
         cfg: settings of the experiment whose models the cards describe.
-        results: folder in which attention weights after training may be recorded.
-        runs: runs whose recorded weights are shown.
+        results: folder of results, which may contain recorded attention weights of trained models.
+        runs: runs whose recorded weights are shown, if there are any.
     """
     trained = {}
     for run, weights in read_weights(results, runs).items():
@@ -72,7 +72,7 @@ def method_entries(cfg: DictConfig, results: Path, runs: Iterable[Run]) -> list[
 
 
 def _tables_by_method():
-    """Returns {method: names of the tables in which it is}."""
+    """Returns {method: names of the tables with a row of this method}."""
     names = defaultdict(list)
     for name in tables():
         methods = {}
@@ -85,7 +85,7 @@ def _tables_by_method():
 
 
 def _modules(name, cfg):
-    """Returns {attention: its modules, one per layer} of a method."""
+    """Returns {attention: attention modules of a method, one per layer}, each in evaluation mode."""
     width = cfg.train.decoder_embed_dim
     heads = cfg.train.decoder_attention_heads
     layers = cfg.train.decoder_layers
@@ -110,13 +110,13 @@ def _modules(name, cfg):
                     layer=layer,
                 )
             )
-        # All encodings come first, so that the random numbers of attention do not change theirs.
+        # All encodings are built first, so that the random numbers of attention do not change them.
         modules[attention] = [_module(encoding, flags, width, heads) for encoding in encodings]
     return modules
 
 
 def _module(encoding, flags, width, heads):
-    """Returns an attention module for evaluation."""
+    """Returns an attention module with an encoding, in evaluation mode."""
     if flags.attention == "softmax":
         return SoftmaxAttention(width, heads, encoding).eval()
     if flags.linear_rule != "additive":
@@ -169,7 +169,7 @@ def _options(cls):
 
 
 def _as_html(docstring):
-    """Returns a docstring as HTML, without its sections of arguments and errors."""
+    """Returns a docstring as HTML, without the sections of arguments and errors."""
     text = re.split(r"\n\n(?:Args|Raises):", docstring)[0]
     parts = []
     for paragraph in text.split("\n\n"):
@@ -180,7 +180,14 @@ def _as_html(docstring):
 
 @torch.no_grad()
 def _initial_weights(modules, length):
-    """Returns [(distance, relative weight)] if every query and key is the same random vector."""
+    """Returns [(distance, weight)] of untrained modules if all queries and keys are the same random vector.
+
+    Weights are relative to uniform attention, and averaged over ``DRAWS`` vectors, heads and layers.
+
+    Args:
+        modules: the attention modules of all layers.
+        length: number of positions.
+    """
     torch.manual_seed(0)
     encoding = modules[0].encoding
     layers = []
@@ -197,7 +204,7 @@ def position_entry(name: str, changes: Mapping, flags: DictConfig) -> SimpleName
 
     Args:
         name: a key of ``TOKEN_POSITIONS``.
-        changes: settings of its row in the table, such as the number of positions.
+        changes: settings of the row of the token positions in the table, such as their number.
         flags: the other settings of the training.
     """
     length = changes.get("train.max_target_positions", flags.max_target_positions) or flags.tokens_per_sample

@@ -23,7 +23,7 @@ HIGHEST = 32.0  # perplexity at the upper edge of the scatter plot
 
 
 def render(template: str, **variables: object) -> str:
-    """Renders a template in this folder; variables are escaped in HTML and SVG."""
+    """Returns the text of a template in this folder; variables are escaped in HTML and SVG."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=jinja2.select_autoescape(("html.jinja", "svg.jinja")),
@@ -44,12 +44,12 @@ def breakable(text: object) -> Markup:
 
 
 def unbroken(cell: str) -> str:
-    """Returns the text of a cell without line breaks in parts such as "± 0.15" and "(2 of 3)"."""
+    """Returns the text of a cell with non-breaking spaces in parts such as "± 0.15" and "(2 of 3)"."""
     return re.sub(r"± |\(\d+ of \d+\)", lambda match: match[0].replace(" ", "\u00a0"), cell)
 
 
 def column_class(name: str) -> str:
-    """Returns the CSS class of a column, "" for measured numbers."""
+    """Returns the CSS class of the column ``name``, which is "" for measured numbers."""
     if name in ("changes", "state"):
         return "wrap"
     if name in TEXT_COLUMNS:
@@ -58,7 +58,7 @@ def column_class(name: str) -> str:
 
 
 def weight_plot(curves: dict[str, list[tuple[int, float]]]) -> Markup:
-    """Returns an SVG of weights over the distance; the y-axis is asinh(weight), since some are large.
+    """Returns a plot of weights over the distance as SVG; the y-axis is asinh(weight), since some are large.
 
     Args:
         curves: {attention: [(distance, weight relative to uniform attention)]}.
@@ -97,10 +97,10 @@ def weight_plot(curves: dict[str, list[tuple[int, float]]]) -> Markup:
 
 
 def scatter_plot(points: Iterable[tuple[float, float, str, str, str]]) -> Markup:
-    """Returns a scatter plot as SVG: x is the perplexity at the training length, y that at 16 × this length.
+    """Returns a plot of perplexities as SVG: x is at the training length, and y at 16 times this length.
 
-    Both axes are logarithmic. The best method of each kind and attention at 16 × has a label beside the plot;
-    all have a tooltip. Without points, the result is empty.
+    Both axes are logarithmic. Each point has a tooltip, and the best point of each kind and attention at 16 ×
+    has a label beside the plot. Without points, the result is empty.
 
     Args:
         points: (perplexity at 1 ×, at 16 ×, method, attention, kind). Perplexities at 16 × above ``HIGHEST``

@@ -1,4 +1,4 @@
-"""The measurements of the cells of a table, which are those of runs or combine other cells."""
+"""The measurements of the cells of a table: values of runs, or combinations of the values of other cells."""
 
 import statistics
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 
 @dataclass
 class Measured:
-    """The measurements of a cell with ``planned`` seeds."""
+    """The measurements of a cell, and the number of seeds that are planned for it."""
 
     values: dict[int, float]  # {seed: value}
     planned: int
@@ -21,9 +21,9 @@ class Measured:
 
 
 def measuring_runs(cell: Cell, records: Mapping[Run, RunRecord]) -> list[Run]:
-    """Returns the runs that measure a cell: all of them, or those of the best of its ``trials``.
+    """Returns the runs that measure a cell, one per seed: its runs, or those of the best of its ``trials``.
 
-    The best trial has the best mean score over the seeds with which every trial is measured. For another
+    The best trial has the best mean score over the seeds for which every trial is measured. For any other
     seed, a run that is not measured is returned, so that the cell has no value for this seed.
     """
     if not cell.trials:
@@ -48,7 +48,7 @@ def measuring_runs(cell: Cell, records: Mapping[Run, RunRecord]) -> list[Run]:
 
 
 def _scores(runs, score, records):
-    """Returns the score of each run, which is None if it is not measured."""
+    """Returns the score of each run, or None for a run whose score is not measured."""
     scores = []
     for run in runs:
         scores.append(records[run].value(*score) if run in records else None)
@@ -82,7 +82,7 @@ def measure_cells(table: Table, records: Mapping[Run, RunRecord]) -> dict[int, M
 
 
 def _combine(cell, parts):
-    """Combines the measurements of parts, for the seeds that all of them have."""
+    """Returns the mean or the best of the measurements of parts, for each seed that all parts have."""
     seeds = set(parts[0].values)
     for part in parts[1:]:
         seeds &= set(part.values)

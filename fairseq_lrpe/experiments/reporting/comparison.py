@@ -1,4 +1,4 @@
-"""Compares two runs: their settings, the flags of their methods, and their measurements."""
+"""The comparison of two runs: their settings, the flags of their methods, and their measurements."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +22,13 @@ IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
 
 
 def read_seeds(folder: Path) -> list[RunRecord]:
-    """Returns the records of all seeds of a run, damaged ones too, given its folder or that of a seed.
+    """Returns the records of all seeds of a run, including damaged ones.
+
+    Args:
+        folder: the folder of one seed, or the folder that contains the folders of all seeds.
 
     Raises:
-        UserError: if the folder is not a run's, or all seeds are damaged.
+        UserError: if the folder is not that of a run, or all seeds are damaged.
     """
     parent = folder.parent if folder.name.startswith("seed-") else folder
     results = _results_folder(parent)
@@ -47,9 +50,9 @@ def _results_folder(folder):
 
 
 def different_settings(a: list[RunRecord], b: list[RunRecord]) -> pd.DataFrame:
-    """Returns the settings in which two runs differ, with the columns setting, a and b.
+    """Returns the settings in which two runs differ, as a DataFrame with the columns setting, a and b.
 
-    The flags of their methods are settings, too. If seeds have different values, all of these are listed.
+    The flags of the methods are settings, too. If the seeds of a run have different values, all are listed.
     """
     settings = [_settings_of_seeds(a), _settings_of_seeds(b)]
     frame = pd.DataFrame(settings, index=["a", "b"], dtype=object).T.fillna("-")
@@ -58,7 +61,7 @@ def different_settings(a: list[RunRecord], b: list[RunRecord]) -> pd.DataFrame:
 
 
 def _settings_of_seeds(records):
-    """Returns {key: text} of a run's settings and flags, with all different values of its seeds."""
+    """Returns {key: text} of a run's settings and flags; different values of its seeds are joined by "or"."""
     values = {}
     for record in records:
         settings = dict(record.settings)
@@ -73,10 +76,10 @@ def _settings_of_seeds(records):
 
 
 def method_flags(record: RunRecord) -> dict[str, object]:
-    """Returns {flag of attention, encoding and token positions: its value} of a run.
+    """Returns {flag: value} of a run's flags of attention, encoding and token positions.
 
-    The values are those of the run's settings, or else of the method, or else the defaults of the models.
-    Options of other encodings are missing.
+    Values are taken from the run's settings, or else from the method, or else from the models' defaults.
+    Options of other encodings are left out.
     """
     from fairseq_lrpe.config import PositionConfig, option_flag
     from fairseq_lrpe.encodings import ENCODINGS, encoding_options

@@ -1,17 +1,17 @@
-"""The rule by which methods differ, for tables, the atlas, notes and ``lrpe compare``.
+"""The rule that decides whether methods differ, for tables, the atlas, notes and ``lrpe compare``.
 
-The mean of a - b differs from 0 only if its simultaneous 95% interval excludes 0. The interval covers all
-pairs of the methods of a column at once, so that choosing the best of them needs no further correction. Its
-half width is the larger one of
+Methods a and b differ if the simultaneous 95% interval of the mean of a - b excludes 0. The interval covers
+all pairs of the methods of a column at once, so that choosing the best method needs no further correction.
+Its half width is the larger one of
 
 - Tukey (1949), Kramer (1956): ``q(k, sum(n_i - 1)) * sqrt(s² (1 / n + 1 / n) / 2)``, where s² is the variance
   of the seeds, pooled over the k methods
 - Games & Howell (1976): ``q(k, ν) * sqrt((s_a² / n + s_b² / n) / 2)`` with Welch's degrees of freedom ν
 
 ``q`` is the 95% quantile of the studentized range and n the number of seeds that a and b have in common.
-Either interval fails alone: the first one if the variances differ, the second one if three seeds agree by
-chance, as they do if each training either solves a task or does not. docs/experiments.md has the simulated
-error rates.
+Neither interval is sufficient: the first one is too narrow if the variances differ, the second one if three
+seeds agree by chance, as they do if each training either solves a task or does not. docs/experiments.md has
+the simulated error rates.
 """
 
 import math
@@ -23,7 +23,7 @@ from scipy import integrate, special, stats
 
 LEVEL = 0.95
 LEAST_SEEDS = 3
-"""Fewest common seeds for which there is an interval."""
+"""Smallest number of common seeds for which an interval is computed."""
 INTERVALS = "simultaneous 95% interval of three or more seeds"
 LOGARITHMIC = ("perplexity",)
 """Metrics that are compared by their logarithms; a perplexity is the exponential of a mean loss."""
@@ -36,7 +36,7 @@ class Differences:
 
     Args:
         values: {method: {seed: value}}; methods with fewer than three finite values do not count.
-        metric: name of the measurements.
+        metric: name of the measured metric, or None.
     """
 
     def __init__(self, values: Mapping[Hashable, Mapping[int, float]], metric: str | None):
@@ -55,11 +55,11 @@ class Differences:
         self.variance = squares / self.freedom if self.freedom else math.nan
 
     def between(self, ours: Hashable, base: Hashable) -> dict[str, float]:
-        """Returns the difference ours - base over the common seeds with its simultaneous interval.
+        """Returns the mean difference ours - base over the common seeds with its simultaneous interval.
 
         The result has the keys difference, low, high, common_seeds, and compared, the number of methods for
         whose comparisons the interval is corrected. The interval is NaN for fewer than three common seeds.
-        Differences of perplexities are those of the geometric means.
+        The difference of perplexities is that of their geometric means.
         """
         a = []
         b = []
@@ -110,7 +110,11 @@ class Differences:
 
 
 def corrected_for(methods: Iterable[int]) -> str:
-    """Returns for which comparisons intervals are corrected, given the numbers of methods of columns."""
+    """Returns a text that says for which comparisons intervals are corrected.
+
+    Args:
+        methods: number of compared methods of each column.
+    """
     counts = sorted({number for number in methods if number > 1})
     if not counts:
         return "fewer than three seeds: no intervals"
@@ -122,6 +126,10 @@ def quantile(methods: int, freedom: float) -> float:
     """Returns the 95% quantile of the studentized range of ``methods`` means.
 
     scipy.stats.studentized_range.ppf returns the same within 0.1%, but takes a second for each value.
+
+    Args:
+        methods: the number of means.
+        freedom: the degrees of freedom of the variance.
     """
     ranges, probabilities = _range_distribution(methods)
     levels = (np.arange(POINTS) + 0.5) / POINTS
@@ -139,7 +147,7 @@ def quantile(methods: int, freedom: float) -> float:
 
 @cache
 def _range_distribution(methods):
-    """Returns ranges and the probabilities that the range of standard normal numbers is smaller."""
+    """Returns ranges r, and for each the probability that ``methods`` normal numbers have a range below r."""
     ranges = np.linspace(0, 12, POINTS)
     smallest = np.linspace(-9, 9, POINTS)
     inside = special.ndtr(smallest + ranges[:, None]) - special.ndtr(smallest)

@@ -1,4 +1,4 @@
-"""What an encoding is like, derived from its class: its kind, for plots, and its effect, for the atlas."""
+"""Descriptions of encodings, derived from their classes: kinds, for plots, and effects, for the atlas."""
 
 import torch
 from torch import Tensor
@@ -15,24 +15,24 @@ from fairseq_lrpe.ops.decay import is_constant, is_of_features
 
 TOKEN_POSITIONS = "token positions"
 RELATIVE = ("decay", "relative, in q and k", "relative, in scores")
-"""Kinds of encodings whose scores depend on query, key and distance only."""
+"""Kinds of encodings whose scores depend only on the query, the key and their distance."""
 NORMS = {
     "denominator": "Divides by the sum of the weights.",
     "content": "Divides by the sum of the weights of the unencoded q and k, including a decay.",
     "layernorm": "Applies a LayerNorm instead of dividing by the sum of the weights.",
     "rmsnorm": "Applies an RMSNorm to each head instead of dividing by the sum of the weights.",
 }
-"""{linear norm: sentence}"""
+"""{value of --linear-norm: sentence that describes it}"""
 RULES = {
     "delta": "Replaces what is stored for a key.",
     "gated_delta": "Replaces what is stored for a key, and multiplies the state by a gate of each head.",
     "kda": "Replaces what is stored for a key, and multiplies the state by gates of the features.",
 }
-"""{delta rule: sentence}"""
+"""{value of --linear-rule: sentence that describes it}"""
 
 
 def encoding_kind(method: str) -> str:
-    """Returns how the encoding of a method represents positions."""
+    """Returns the kind of a method's encoding, such as "decay", which says how it represents positions."""
     cls = ENCODINGS[METHODS[method].encoding]
     if "linear_rule" in METHODS[method].flags:
         return "contextual"
@@ -56,7 +56,12 @@ def row_kind(row: Row) -> str:
 
 
 def effect(module: SelfAttention, attention: str) -> str:
-    """Returns sentences about what a module's encoding does in linear or softmax attention."""
+    """Returns sentences that describe the effect of a module's encoding.
+
+    Args:
+        module: an attention module with the encoding.
+        attention: type of the module's attention, "linear" or "softmax".
+    """
     encoding = module.encoding
     if isinstance(module, DeltaAttention):
         return f"{RULES[module.rule]} {NORMS['rmsnorm']}"
@@ -106,6 +111,12 @@ def _has_own_scores(encoding):
 
 
 def features_of_random_inputs(encoding: Encoding, rows: int, length: int) -> Tensor | None:
-    """Returns the encoding's features of the same random inputs in each call, or None if it has none."""
+    """Returns the features of an encoding for random inputs that are the same in each call, or None.
+
+    Args:
+        encoding: an encoding; the result is None if it computes no features of the inputs.
+        rows: number of sequences.
+        length: number of positions of each sequence.
+    """
     torch.manual_seed(1)
     return random_features(encoding, rows, length)

@@ -1,4 +1,4 @@
-"""The plots of ``plots.py`` for an HTML page, drawn by plotly."""
+"""Interactive versions of the plots in ``plots.py``, drawn by plotly on an HTML page."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ SYMBOLS = dict(zip(
 """{marker of matplotlib: symbol of plotly}"""
 WIDTH = 1.5  # width of lines in pixels
 COMMON_STYLE = {"line": {"width": WIDTH}, "marker": {"size": 8, "maxdisplayed": 12}}
-"""What the style of all lines has in common."""
+"""Settings of plotly that all lines share."""
 
 LAYOUT = {
     "template": "none",
@@ -63,9 +63,11 @@ CONFIG = {
 
 
 def curve_figure(lines: list[Line], count: int | None = None) -> go.Figure | None:
-    """Returns a plot of the curves, one line per run of at most ``count`` points.
+    """Returns a plot of validation curves with one line per run, or None if no run has two points.
 
-    The result is None if no run has two points.
+    Args:
+        lines: the curves, each with one or more seeds.
+        count: maximum number of points of a run (default: all).
     """
     styles = line_styles(lines)
     drawn = []
@@ -105,7 +107,7 @@ def curve_figure(lines: list[Line], count: int | None = None) -> go.Figure | Non
 
 
 def _seeds(line):
-    """Returns a line of its own for each seed with points."""
+    """Returns a separate line for each seed of a line that has points."""
     seeds = []
     for record in line.records:
         seed = replace(line, records=[record])
@@ -115,7 +117,7 @@ def _seeds(line):
 
 
 def _trace(line, count):
-    """Returns plotly's description of a line of one seed, without its style."""
+    """Returns plotly's description of a line of one seed with at most ``count`` points, without its style."""
     name = f"{line.attention} {line.row}"
     points = thinned(line.points["mean"], count)
     return {
@@ -128,10 +130,10 @@ def _trace(line, count):
 
 
 def thinned(points: pd.Series, count: int | None) -> pd.Series:
-    """Returns at most ``count`` of the points, but at least four, between which a line has the same shape.
+    """Returns at most ``count`` points, or four if ``count`` is smaller, that preserve the shape of a line.
 
-    These are the first, the last, and the lowest and the highest of each of the parts of equal length between
-    them.
+    These are the first and the last point of the line, and the lowest and the highest point of each of the
+    parts of equal length into which the other points are divided.
     """
     if count is None or len(points) <= max(count, 4):
         return points
@@ -144,9 +146,9 @@ def thinned(points: pd.Series, count: int | None) -> pd.Series:
 
 
 def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
-    """Returns a plot of columns that were measured on the same runs, such as block lengths.
+    """Returns a plot of the columns that were measured on the same runs, such as block lengths.
 
-    Returns None if there are fewer than three such columns.
+    The result is None if there are fewer than three such columns.
     """
     first = {}
     same_runs = []

@@ -16,7 +16,7 @@ PUBLISHED = ["paper", "table", "row", "attention", "method", "changes", "column"
 
 
 def load_results(results: str | Path) -> pd.DataFrame:
-    """Loads every measurement below a results folder, one per line; raises UserError if it does not exist.
+    """Returns all measurements below a results folder as a DataFrame with one measurement per line.
 
     Args:
         results: the folder to which ``lrpe train`` or ``lrpe table`` wrote (``--results``), or a folder of
@@ -35,6 +35,9 @@ def load_results(results: str | Path) -> pd.DataFrame:
         - state: finished, running, stopped, failed or damaged
         - problem: why a damaged run cannot be read, or why recorded results are outdated
         - folder: the run's folder, which does not exist for recorded runs
+
+    Raises:
+        ValueError: if the folder does not exist.
 
     For example:
 
@@ -60,7 +63,7 @@ def load_results(results: str | Path) -> pd.DataFrame:
 
 
 def published() -> pd.DataFrame:
-    """Loads the published numbers of all papers in ``configs/paper``, one per line.
+    """Returns the published numbers of all papers in ``configs/paper`` as a DataFrame, one number per line.
 
     Returns:
         A DataFrame with the columns

@@ -1,4 +1,4 @@
-"""What plots show, drawn by matplotlib or plotly: ranges of curves, and lines over the columns of a table."""
+"""The contents of plots drawn by matplotlib or plotly: ranges of curves, and lines over a table's columns."""
 
 import math
 import statistics
@@ -9,11 +9,16 @@ from fairseq_lrpe.experiments.definition.kinds.base import Curve
 
 
 def visible_range(lines: list[pd.DataFrame], curve: Curve, every_line: bool = False) -> tuple[tuple, tuple]:
-    """Returns the ranges of updates and of values that show the second half of the training.
+    """Returns the ranges (first, last) of updates and of values that show the second half of the training.
 
-    Lines of one or two points are visible in full, and all lines if the curve has ``show_all``. Falling
-    curves that end far above the others are not visible, unless ``every_line`` must be. The values of rising
-    curves have no limits, which are None and infinity.
+    Lines of one or two points are visible in full; so are all lines if the curve has ``show_all``. Falling
+    curves that end far above the others are not visible, unless ``every_line`` is true. For rising curves,
+    the range of values is (None, infinity).
+
+    Args:
+        lines: the points of each line, as :attr:`plots.Line.points`.
+        curve: the plotted metric.
+        every_line: whether the second half of every line must be visible.
     """
     end = max(points.index[-1] for points in lines)
     bottom = None
@@ -41,8 +46,8 @@ def visible_range(lines: list[pd.DataFrame], curve: Curve, every_line: bool = Fa
 def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Returns the cells that are drawn as lines over a table's columns, and the names of these columns.
 
-    The columns are those of the most frequent metric that do not combine others. Within each attention,
-    rows are sorted by their value in their last column, best first.
+    The columns are those of the most frequent metric, without columns that combine others. Within each
+    attention, rows are sorted by the value in their last column, best first.
     """
     cells = summary[summary["is_ranked"] & summary["measured_on"].notna()]
     metrics = cells["metric"].tolist()

@@ -1,4 +1,4 @@
-"""Plots of validation curves, and of measured numbers over a table's columns."""
+"""Plots of validation curves, and plots of measured numbers over a table's columns."""
 
 import math
 import sys
@@ -54,9 +54,10 @@ class Line:
 
     @cached_property
     def points(self) -> pd.DataFrame:
-        """The mean, min, max and count over the seeds, by number of updates, where all have a finite value.
+        """DataFrame of the mean, min, max and count over the seeds, indexed by the number of updates.
 
-        If at least one of the runs has been evaluated, runs that have not been evaluated are ignored.
+        It contains the updates for which all seeds have a finite value. If at least one of the runs has been
+        evaluated, runs that have not been evaluated are ignored.
         """
         validated = [record for record in self.records if record.curve]
         drawn = [record for record in validated if record.measured] or validated
@@ -78,7 +79,7 @@ def plot_table(table: Table, records: Mapping[Run, RunRecord], path: Path) -> No
 
 
 def table_name(table: Table) -> str:
-    """Returns the arguments of the table's command, without the folder of its data."""
+    """Returns the arguments of ``lrpe table`` for a table, without the folder of the data."""
     words = [table.name]
     if table.scale != "full":
         words.append(f"--scale {table.scale}")
@@ -106,7 +107,7 @@ def table_lines(table: Table, records: Mapping[Run, RunRecord]) -> list[Line]:
 
 
 def experiment_lines(records: Collection[RunRecord]) -> list[Line]:
-    """Returns the lines of an experiment's runs, named after their methods and changes."""
+    """Returns a line for all seeds of each run of an experiment, named after its method and changes."""
     lines = {}
     for record in records:
         if record.problem is None:
@@ -118,9 +119,9 @@ def experiment_lines(records: Collection[RunRecord]) -> list[Line]:
 
 
 def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
-    """Plots the curves of lines, in one panel per experiment and attention.
+    """Plots validation curves to the file ``path``, in one panel per experiment and attention.
 
-    A line shows the mean over the seeds of a row, and the band around it the lowest and highest value.
+    A line shows the mean over the seeds of a row, and the band around it shows the lowest and highest values.
     """
     panels = {}
     for line in lines:
@@ -140,7 +141,7 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
 
 
 def _legend_height(lines):
-    """Returns the height of a legend in lines of text, in which entries are 0.2 lines apart."""
+    """Returns the height of a legend in lines of text; the space between entries is 0.2 lines."""
     height = 0
     for line in lines:
         height += wrap(line.row).count("\n") + 1.2
@@ -148,7 +149,10 @@ def _legend_height(lines):
 
 
 def grid(count: int, columns: int, size: tuple[float, float], **options) -> tuple[Figure, np.ndarray]:
-    """Returns a figure and its ``count`` panels; ``size`` is its width and the height of a row of panels."""
+    """Returns a figure and its ``count`` panels, with ``columns`` panels in a row.
+
+    ``size`` is the width of the figure and the height of a row of panels, in inches.
+    """
     rows = math.ceil(count / columns)
     width, height = size
     figure = Figure(figsize=(width, height * rows), layout="constrained")
@@ -159,14 +163,14 @@ def grid(count: int, columns: int, size: tuple[float, float], **options) -> tupl
 
 
 def wrap(row: str, notes: Collection[str] = ()) -> str:
-    """Returns the name of a row, with notes in brackets, wrapped for the legend."""
+    """Returns the name of a row, with notes in parentheses, in lines of at most 32 characters."""
     text = row + (f" ({', '.join(notes)})" if notes else "")
     whole_words = {"break_long_words": False, "break_on_hyphens": False}
     return textwrap.fill(text, 32, subsequent_indent="    ", **whole_words)
 
 
 def _draw_curves(ax, drawn):
-    """Draws the lines of a panel, best last value first."""
+    """Draws lines in a panel, sorted by their last values, the best one first."""
     curve = drawn[0].curve
     styles = line_styles(drawn)
     is_falling = curve.better == "lower"
@@ -216,10 +220,10 @@ def _finish(ax, title):
 def plot_columns(
     title: str, summary: pd.DataFrame, path: Path, kinds: Mapping = MappingProxyType({})
 ) -> Figure:
-    """Plots a table's measured numbers over its columns, in one panel per attention.
+    """Plots a table's measured numbers over its columns to the file ``path``, in one panel per attention.
 
-    ``kinds`` maps (attention, row) to a kind of encoding. If an attention has more than ``MANY_ROWS`` rows,
-    each kind has its own panels, in which the rows of other kinds are grey.
+    If an attention has more than ``MANY_ROWS`` rows, each kind of encodings has its own panels, in which the
+    rows of other kinds are grey. ``kinds`` maps (attention, row) to a kind.
     """
     cells, columns = column_lines(summary)
     if cells.empty:
@@ -262,7 +266,7 @@ def plot_columns(
 
 
 def _kinds_of_panels(cells, kinds):
-    """Returns the kind of each cell's panels, "" unless an attention has more than ``MANY_ROWS`` rows."""
+    """Returns the kind of each cell's panel, or "" unless an attention has more than ``MANY_ROWS`` rows."""
     rows = cells.groupby("attention")["row"].nunique()
     if rows.max() <= MANY_ROWS:
         return ""
@@ -271,7 +275,7 @@ def _kinds_of_panels(cells, kinds):
 
 
 def _draw_row(ax, row, line, columns, style):
-    """Draws a row over its columns, or only as a thin grey line if ``style`` is None."""
+    """Draws a row over its columns with a style (color, marker), or as a thin grey line if it is None."""
     last = line.iloc[-1]
     places = [columns.index(column) for column in line["column"]]
     if style is None:

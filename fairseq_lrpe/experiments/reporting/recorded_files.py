@@ -1,4 +1,4 @@
-"""Writes the files of a folder of recorded results, which ``recorded_results.py`` describes and reads."""
+"""Functions that write the files of a folder of recorded results; ``recorded_results.py`` reads them."""
 
 import hashlib
 import json
@@ -20,12 +20,12 @@ MAX_POINTS = 20  # number of points of a recorded curve
 def write_experiment(
     experiment: str, runs: Mapping[Run, RunRecord], lines: Mapping[Run, dict], folder: Path
 ) -> None:
-    """Writes the files of an experiment.
+    """Writes the files of an experiment with its settings, measurements and curves.
 
     Args:
-        experiment: its name.
-        runs: {run: record} of the runs to record, also of other experiments.
-        lines: {run: its line of settings} of all recorded runs.
+        experiment: name of the experiment.
+        runs: {run: record} of the runs to record; runs of other experiments are left out.
+        lines: {run: line in the file of settings} of all recorded runs.
         folder: the folder of recorded results.
     """
     name = experiment.replace("/", "-")
@@ -46,7 +46,7 @@ def write_experiment(
 
 
 def measurement_rows(runs: Mapping[Run, RunRecord]) -> list[tuple]:
-    """Returns the rows of the file of measurements."""
+    """Returns the rows of the file of measurements for ``runs``; ``MEASUREMENTS`` are the columns."""
     rows = []
     for run, record in runs.items():
         for measurement in record.measurements():
@@ -55,7 +55,7 @@ def measurement_rows(runs: Mapping[Run, RunRecord]) -> list[tuple]:
 
 
 def _points(record):
-    """Returns at most ``MAX_POINTS`` points of a curve, with the first and the last."""
+    """Returns at most ``MAX_POINTS`` points of a run's curve, including the first and the last point."""
     points = sorted(record.curve.items())
     last = len(points) - 1
     count = min(len(points), MAX_POINTS)
@@ -67,7 +67,7 @@ def _points(record):
 
 
 def settings_line(record: RunRecord) -> dict:
-    """Returns the line of a run in the file of settings, as a dictionary."""
+    """Returns the line of a run in the file of settings as a dictionary; see ``RecordedSettings``."""
     run = record.run
     settings = record.settings
     git = settings.get("git", {})
@@ -99,14 +99,18 @@ def settings_line(record: RunRecord) -> dict:
 
 
 def data_digest(settings: dict) -> str:
-    """Returns a digest of eight hexadecimal digits of the data sizes in a run.json, or that of a record."""
+    """Returns a digest, eight hexadecimal digits, of the sizes of the data files of a run.
+
+    Args:
+        settings: the content of run.json, or the recorded settings, which already contain the digest.
+    """
     data = settings.get("data", {})
     text = json.dumps(data, sort_keys=True)
     return data if isinstance(data, str) else hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def merge_rows(path: Path, columns: list[str], rows: list[tuple], runs: Iterable[Run]) -> None:
-    """Replaces the rows of runs in a CSV file; numbers have all digits."""
+    """Replaces the rows of ``runs`` in a CSV file by ``rows``; numbers are written with all digits."""
     frames = [pd.DataFrame(rows, columns=columns).fillna({"signature": ""})] if rows else []
     if path.exists():
         before = read_csv(path, columns)

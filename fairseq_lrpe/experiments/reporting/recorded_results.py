@@ -1,7 +1,7 @@
-"""Reads a folder of recorded results, such as docs/results.
+"""Functions that read a folder of recorded results, such as docs/results.
 
-It contains settings/EXPERIMENT.jsonl, with one JSON object per run, measurements/EXPERIMENT.csv, with one
-line per number, curves/EXPERIMENT.csv, and attention_weights.csv.
+The folder contains settings/EXPERIMENT.jsonl, with one JSON object per run, measurements/EXPERIMENT.csv, with
+one line per number, curves/EXPERIMENT.csv, with one line per point, and attention_weights.csv.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ RUN = ["experiment", "attention", "method", "changes", "seed"]
 MEASUREMENTS = [*RUN, "evaluation", "metric", "value", "signature"]
 POINTS = [*RUN, "updates", "value"]
 WEIGHTS = [*RUN, "distance", "value"]
-"""Columns of the files with measurements, of those with curves, and of attention_weights.csv."""
+"""Columns of recorded files: ``MEASUREMENTS``, ``POINTS`` of curves, ``WEIGHTS`` of attention_weights.csv."""
 TYPES = {"distance": int, "seed": int, "updates": int, "value": float}
 
 
@@ -30,7 +30,7 @@ def is_recorded(results: Path) -> bool:
 
 
 def read_settings(folder: Path) -> dict[Run, dict]:
-    """Returns {run: its line in the files settings/EXPERIMENT.jsonl} of recorded results."""
+    """Returns {run: line of the run in settings/EXPERIMENT.jsonl} of a folder of recorded results."""
     lines = {}
     for path in sorted((folder / "settings").glob("[!.]*.jsonl")):
         try:
@@ -43,7 +43,7 @@ def read_settings(folder: Path) -> dict[Run, dict]:
 
 
 def read_recorded(folder: Path) -> list[RunRecord]:
-    """Reads recorded results as run records, without numbers whose settings in configs have changed since."""
+    """Returns the records of recorded runs, without numbers whose settings in configs have changed since."""
     lines = read_settings(folder)
     measured = _read_by_run((folder / "measurements").glob("[!.]*.csv"), MEASUREMENTS)
     curves = _read_by_run((folder / "curves").glob("[!.]*.csv"), POINTS)
@@ -56,13 +56,13 @@ def read_recorded(folder: Path) -> list[RunRecord]:
 
 
 def _as_record(folder, run, settings, measured):
-    """Returns the record that the files of the run itself would give.
+    """Returns the record of a recorded run, equal to the one that is read from the files of the run itself.
 
     Args:
         folder: the folder of recorded results.
         run: the run.
-        settings: its line in the file of settings.
-        measured: its rows (evaluation, metric, value, signature) in the file of measurements.
+        settings: the run's line in the file of settings.
+        measured: the run's rows (evaluation, metric, value, signature) in the file of measurements.
     """
     evaluations = {}
     for name, evaluation_settings in settings["evaluations"].items():
@@ -91,7 +91,7 @@ def _read_by_run(paths, columns):
 
 
 def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int, float]]]:
-    """Reads {run: [(distance, weight)]} of those runs that attention_weights.csv contains."""
+    """Returns {run: [(distance, weight)]} of the runs in ``runs`` that attention_weights.csv contains."""
     rows = _read_by_run(folder.glob("attention_weights.csv"), WEIGHTS)
     weights = {}
     for run in runs:
@@ -101,12 +101,16 @@ def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int,
 
 
 def shown_distances(length: int) -> list[int]:
-    """Returns the distances below ``length`` with recorded weights: all below 32, then every third one."""
+    """Returns the distances below ``length`` whose weights are recorded: all below 32, then every third."""
     return [*range(min(length, 32)), *range(32, length, 3)]
 
 
 def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
-    """Reads a CSV file; raises UserError if it is damaged, or two lines differ at most in the value."""
+    """Returns the columns of a CSV file as a DataFrame.
+
+    Raises:
+        UserError: if the file is damaged, or two lines differ at most in the value.
+    """
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, usecols=columns)
         frame = frame.astype(types_of(columns))
@@ -118,7 +122,7 @@ def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
 
 
 def types_of(columns: list[str]) -> dict[str, type]:
-    """Returns {column: type} of those columns that do not contain text."""
+    """Returns {column: type} of the columns that contain numbers instead of text."""
     return {name: TYPES[name] for name in columns if name in TYPES}
 
 

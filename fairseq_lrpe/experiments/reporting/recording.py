@@ -1,4 +1,4 @@
-"""Recorded results: writing, checking runs against them, and the page docs/results.md."""
+"""Operations on recorded results: recording of runs, checks of runs, and the page docs/results.md."""
 
 import math
 import re
@@ -41,7 +41,11 @@ RELATIVE = 0.05  # ... and as a share of the value
 
 
 def record(results: Path, folder: Path) -> tuple[int, list[str]]:
-    """Records the finished runs of a results folder; they replace earlier records of the same runs.
+    """Records the finished runs of a results folder; new records replace earlier ones of the same runs.
+
+    Args:
+        results: the results folder.
+        folder: the folder of recorded results.
 
     Returns:
         The number of recorded runs, and a message for each finished or damaged run that is not recorded.
@@ -60,10 +64,11 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
 def finished_runs(
     results: Path, folders: Collection[Path] | None = None
 ) -> tuple[dict[Run, RunRecord], list[str]]:
-    """Returns {run: record} of the finished runs that can be recorded, and messages about the others.
+    """Returns {run: record} of the finished runs that can be recorded, and messages about other runs.
 
-    ``folders`` are the run folders to read (default: all). Evaluations that configs does not define are
-    omitted.
+    The messages are about finished runs whose settings differ from those in configs, and damaged ones.
+    Evaluations that configs does not define are omitted. ``folders`` are the run folders to read (default:
+    all).
     """
     if recorded_results.is_recorded(results):
         raise UserError(f"{results} contains recorded results: give a folder to which runs were written")
@@ -76,14 +81,15 @@ def finished_runs(
         if reason := _problem(record, configured.get(record.run)):
             refused.append(f"{record.folder.relative_to(results)} ({reason})")
         elif record.run in finished:
-            raise UserError(f"{record.folder} is the same run as {finished[record.run].folder}: remove one")
+            other = finished[record.run].folder
+            raise UserError(f"{record.folder} is the same run as {other}: remove one of the folders")
         else:
             finished[record.run] = record
     return finished, refused
 
 
 def _problem(record, configured):
-    """Removes evaluations that configs does not define; returns why the run cannot be recorded, if so."""
+    """Returns why a run cannot be recorded, or None; removes evaluations that configs does not define."""
     if record.problem is not None:
         return record.describe_state()
     defined = {"training", *(configured or ())}
@@ -112,9 +118,17 @@ def _check_data(lines):
 
 
 def record_weights(experiment: str, results: Path, folder: Path) -> int:
-    """Records the attention weights of each method's model of the first seed; returns the number of models.
+    """Records the attention weights of one model of each method, that of the first seed.
 
-    The atlas shows the weights only of runs that are recorded, too.
+    The atlas shows the weights of a run only if the run is recorded, too.
+
+    Args:
+        experiment: the experiment of the models.
+        results: the results folder with the models.
+        folder: the folder of recorded results.
+
+    Returns:
+        The number of models.
     """
     import torch
 
@@ -140,10 +154,15 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
 
 
 def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> tuple[list[str], bool]:
-    """Compares finished runs, of the run folders ``runs`` if given, with recorded results.
+    """Compares finished runs with recorded results.
+
+    Args:
+        results: the results folder with the runs.
+        folder: the folder of recorded results.
+        runs: the run folders to compare (default: all).
 
     Returns:
-        One line for each number outside the tolerance and a summary, and whether there is no such number.
+        A line for each number outside the tolerance, followed by a summary; and whether no number is.
     """
     recorded = by_run(readable(recorded_results.read_recorded(folder)))
     finished, refused = finished_runs(results, runs)
@@ -166,7 +185,7 @@ def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> 
 
 
 def _check_summary(total, groups):
-    """Returns the last line of a check, given {state: names} of the runs that are not as recorded."""
+    """Returns the last line of a check of ``total`` runs; ``groups`` are {state: runs not as recorded}."""
     equal = total
     texts = []
     for state, names in groups.items():
@@ -177,7 +196,7 @@ def _check_summary(total, groups):
 
 
 def _numbers_off(ours, theirs, spread):
-    """Yields a description of each number, except for speeds, that differs by more than the tolerance.
+    """Yields a text about each number, except speeds, that is not its record within the tolerance.
 
     The tolerance is 0 on the same kind of machine with the same versions of torch and this package.
     Otherwise, it is the larger of four sample standard deviations over the recorded seeds (``spread``) and
@@ -202,16 +221,16 @@ def _numbers_off(ours, theirs, spread):
 
 
 def _environment(settings):
-    """Returns the machine and the versions of torch and this package, which equal numbers require."""
+    """Returns the machine and the versions of torch and this package, which determine all digits."""
     versions = settings.get("versions", {})
     return machine(settings), versions.get("torch"), versions.get("fairseq_lrpe")
 
 
 def page(folder: Path) -> str:
-    """Returns the page of a folder of recorded results.
+    """Returns the page of a folder of recorded results as Markdown.
 
-    It has the number of recorded runs of all tables, and a section for each table that has recorded runs or a
-    commentary, notes/TABLE.md in the folder. Other files in notes are sections of their own with a heading.
+    The page lists the numbers of recorded runs of all tables. It has a section for each table that has
+    recorded runs or a commentary, notes/TABLE.md in the folder, and a section for each other file in notes.
     """
     records = recorded_results.read_recorded(folder)
     for message in omissions(records):
@@ -245,7 +264,10 @@ def page(folder: Path) -> str:
 
 
 def _recorded_table(name, recorded):
-    """Returns {scale: numbers of recorded and planned runs}, and lines of Markdown."""
+    """Returns the numbers of a table's recorded runs by scale, such as {"mini": "2 of 4"}, and Markdown.
+
+    The lines of Markdown show the table at each scale with recorded runs.
+    """
     counts = dict.fromkeys(reversed(SCALES), "-")
     lines = []
     for scale in TableSpec(name).scales[::-1]:

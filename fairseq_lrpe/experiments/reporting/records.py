@@ -1,4 +1,4 @@
-"""Reads runs: from their folders, or from a folder of recorded results such as docs/results."""
+"""Functions that read runs from their folders, or from a folder of recorded results such as docs/results."""
 
 import math
 from collections.abc import Collection
@@ -19,12 +19,12 @@ NEEDED = ("kind", "updates", "config")
 
 
 def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[RunRecord]:
-    """Reads the runs of a results folder or a folder of recorded results.
+    """Returns the records of the runs in a results folder or a folder of recorded results.
 
-    ``folders`` are the run folders to read, of which some may not exist; the default is all.
+    ``folders`` are the run folders to read (default: all); those that do not exist are ignored.
     """
     if not results.is_dir():
-        raise UserError(f"the results folder {results} does not exist")
+        raise UserError(f"the results folder {results} does not exist: pass the folder of your runs")
     if is_recorded(results):
         records = read_recorded(results)
         if folders is None:
@@ -36,12 +36,17 @@ def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[Ru
 
 
 def _is_run(folder):
-    """Returns whether a folder has a file of a run."""
+    """Returns whether a folder contains a file of a run."""
     return any((folder / name).exists() for name in RECORDS)
 
 
 def read_run(folder: Path, results: Path) -> RunRecord:
-    """Reads a run folder; errors in its files are recorded as ``problem``."""
+    """Returns the record of the run in ``folder``; an error in the run's files becomes its ``problem``.
+
+    Args:
+        folder: the folder of the run.
+        results: the results folder that contains it.
+    """
     experiment = experiment_of(folder, results)
     name, *changes, last = folder.relative_to(results / experiment).parts
     attention, _, method = name.partition("_")
@@ -66,12 +71,12 @@ def read_run(folder: Path, results: Path) -> RunRecord:
 
 
 def _change(folder_name):
-    """Returns the (key, value) of a changed setting, whose folder is named after it."""
+    """Returns the changed setting (key, value) after which a folder is named."""
     return tuple(unquote(folder_name).split("=", 1))
 
 
 def _read_log(record):
-    """Sets the number of completed updates, the training time and the curve of a run."""
+    """Sets the number of completed updates, the training time and the curve of a record from log.jsonl."""
     curve = KINDS[record.settings["kind"]].curve
     reached = 0
     seconds = []

@@ -1,6 +1,6 @@
-"""Prints lines of text and tables of strings as Markdown, LaTeX, CSV, or tables on a terminal.
+"""Functions that print lines of text and tables as Markdown, LaTeX, CSV, or tables on a terminal.
 
-In this module, ``sections`` contain a string for each line of text, and a :class:`Section` for each table.
+In this module, ``sections`` are strings, each of which is a line of text, and tables (:class:`Section`).
 """
 
 import sys
@@ -23,13 +23,13 @@ LATEX = str.maketrans(LATEX)
 
 
 class Section(NamedTuple):
-    """A table of strings; its title may be empty, and the columns' names are the headings."""
+    """A table of strings with a title, which may be empty; the names of the columns are the headings."""
 
     title: str
     frame: pd.DataFrame
 
     def lines(self) -> list[tuple[tuple[str, ...], bool]]:
-        """Returns (row, is_new_group) of each row; the rows of a group have the same first cell."""
+        """Returns (row, whether a new group starts with it) for each row; a group has the same first cell."""
         lines = []
         previous = None
         for row in self.frame.itertuples(index=False, name=None):
@@ -47,7 +47,10 @@ def heading(name: str) -> str:
 
 
 def format_difference(cell: object) -> str:
-    """Returns the result of ``Differences.between`` as text: "-1.75 [-11.28, +7.78] (3)"."""
+    """Returns the result of ``Differences.between`` as text, such as "-1.75 [-11.28, +7.78] (3)".
+
+    ``cell`` has the keys of the result and ``decimals``, the number of decimals, as attributes.
+    """
     digits = cell.decimals
     seeds = cell.common_seeds
     interval = f"[{cell.low:+.{digits}f}, {cell.high:+.{digits}f}] ({seeds})"
@@ -57,12 +60,12 @@ def format_difference(cell: object) -> str:
 
 
 def _alignments(header, left, right):
-    """Returns the alignment of each column in the format's words ``left`` and ``right``."""
+    """Returns the alignment of each column in ``header``; ``left`` and ``right`` are the format's words."""
     return [left if name in TEXT_COLUMNS else right for name in header]
 
 
 def _escaped(cells, replacements, bold):
-    """Returns escaped cells; those in bold are inserted into the text ``bold``."""
+    """Returns the cells with escaped characters; cells in bold are inserted into the template ``bold``."""
     texts = []
     for cell in cells:
         text = cell.translate(replacements)
@@ -88,7 +91,7 @@ def markdown(sections: Iterable[str | Section]) -> Iterator[str]:
 
 
 def latex(sections: Iterable[str | Section]) -> Iterator[str]:
-    """Yields the lines of sections as LaTeX, in which lines of text are comments."""
+    """Yields the lines of ``sections`` in LaTeX: tables, and lines of text as comments."""
 
     def line(cells):
         return " & ".join(_escaped(cells, LATEX, r"\textbf{%s}")) + r" \\"
@@ -110,7 +113,7 @@ def latex(sections: Iterable[str | Section]) -> Iterator[str]:
 
 
 def show(sections: Iterable[str | Section], format: str | None) -> None:
-    """Prints sections; the default format is text on a terminal, and Markdown otherwise."""
+    """Prints sections in a format, "markdown" or "latex"; the default is Markdown, rendered on a terminal."""
     text = "\n".join(latex(sections) if format == "latex" else markdown(sections))
     if format is None and sys.stdout.isatty():
         Console().print(Markdown(text))
@@ -121,8 +124,8 @@ def show(sections: Iterable[str | Section], format: str | None) -> None:
 def show_csv(frame: pd.DataFrame, count: str) -> None:
     """Prints a DataFrame as CSV, with up to 10 significant digits.
 
-    ``count`` is the column with the number of measurements. Without measurements, the mean is empty. The mean
-    of a diverged run is printed as nan or inf.
+    ``count`` is the name of the column with the number of measurements; if it is 0, the mean is left empty.
+    The mean of a diverged run is printed as nan or inf.
     """
     means = frame["mean"].map("{:.10g}".format).where(frame[count] > 0, "")
     frame.assign(mean=means).to_csv(sys.stdout, index=False, float_format="%.10g", lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Writes an HTML report of a results folder: tables with published numbers, curves, and the states of runs.
+"""The HTML report of a results folder: tables with published numbers, curves, and the states of runs.
 
 The page is a single file that needs no network connection. Its template is ``report.html.jinja``.
 """
@@ -51,7 +51,7 @@ EXPLANATIONS = {
     r"^other settings$": "“other settings”: the runs were trained with settings other than the table's.",
     r"diverged": "“diverged”: the number is infinite or NaN.",
 }
-"""{regular expression of cells of a table: explanation below a table with such a cell}"""
+"""{regular expression: explanation that is shown below tables with a cell that matches it}"""
 PROBLEMS = {
     "damaged": "Damaged: the files cannot be read, and the runs count as missing in tables",
     "other settings": "Other settings: configs has changed since, and the runs count as missing in tables",
@@ -59,7 +59,7 @@ PROBLEMS = {
     "stopped": "Stopped: the same command resumes the training",
 }
 MAX_POINTS = 120_000
-"""Number of points of all curves together, with which a page of 5,000 runs is smaller than 10 MB."""
+"""Maximum number of points of all curves, so that the page of 5,000 runs is smaller than 10 MB."""
 MAX_LOG_LINE = 500  # number of characters of a log line that are shown
 
 
@@ -97,7 +97,7 @@ def scan(results: Path) -> Report:
 
 
 def _tables(name, runs):
-    """Yields a table at each scale, and with each set of overrides that runs of several methods have."""
+    """Yields a table at each scale, without overrides and with those that runs of several methods have."""
     text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text("utf-8", "replace")
     if not any(run.experiment in text for run in runs):  # loading all tables takes long
         return
@@ -111,7 +111,7 @@ def _tables(name, runs):
 
 
 def _existing_overrides(table, runs):
-    """Returns {overrides: {(attention, method), ...}} of runs of a table's rows with overrides.
+    """Returns {overrides: {(attention, method), ...}} of existing runs of a table's rows with overrides.
 
     Overrides are a tuple of texts KEY=VALUE, without the keys that the table itself changes.
     """
@@ -130,7 +130,7 @@ def _existing_overrides(table, runs):
 
 
 def render(report: Report, time: datetime) -> str:
-    """Returns the HTML page of a report; ``time`` is shown as the time of its creation."""
+    """Returns the HTML page of a report; ``time`` is shown as the time at which the page was created."""
     ids = {}
     by_state = {}
     by_experiment = {}
@@ -183,12 +183,12 @@ def render(report: Report, time: datetime) -> str:
 
 
 def _table(number, table, records, summary, runs):
-    """Returns what the page shows of a table.
+    """Returns {variable of the template: content} of a table on the page.
 
     Args:
-        number: its number on the page.
+        number: number of the table on the page.
         table: the table.
-        records: {run: record} of its runs, without numbers with other settings.
+        records: {run: record} of the table's runs, without numbers that were measured with other settings.
         summary: the summary of these records.
         runs: {run: record} of all runs in the results folder.
     """
@@ -206,7 +206,7 @@ def _table(number, table, records, summary, runs):
 
 
 def _states(table, runs):
-    """Returns the numbers of a table's runs in each state as text."""
+    """Returns the number of a table's runs in each state as text."""
     counts = Counter()
     for run in table.runs():
         counts[runs[run].state if run in runs else "not started"] += 1
@@ -214,7 +214,7 @@ def _states(table, runs):
 
 
 def _notes(table, summary, frame):
-    """Yields sentences that explain the cells of a table."""
+    """Yields sentences that explain the contents of a table's cells."""
     cells = pd.unique(frame.iloc[:, 2:].to_numpy().ravel())  # without attention and method
     if summary["paper"].notna().any():
         ours = measured_name(table)

@@ -1,4 +1,4 @@
-"""The runs of an experiment for the HTML report: what they share is shown once, what differs in each row."""
+"""The list of an experiment's runs in the HTML report: common values appear once, others in each row."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -14,17 +14,17 @@ from fairseq_lrpe.experiments.reporting.settings import flat_texts
 IDENTIFYING = ("experiment", "attention", "method", "seed", "changes", "started")
 """Keys of run.json that the other columns of a row show."""
 RECORDED = ("evaluations", "tried", "finished")
-"""Keys of evaluation.json that columns show, or the runs of trials."""
+"""Keys of evaluation.json that columns show, or, for "tried", the rows of the trials."""
 
 MEASURED = (*METRICS, *SPEEDS)
-"""Keys of evaluations that have a column each."""
+"""Metrics of evaluations; each has a column."""
 EVALUATED = ("evaluations.", "ended.", "chosen", "checkpoint")
-"""Beginnings of the keys of evaluation.json, which a run has after its training."""
+"""Beginnings of the keys of evaluation.json, a file that a run has only after its training."""
 
 
 @dataclass
 class RunList:
-    """The runs of an experiment with their files' contents as text."""
+    """The runs of an experiment, and the contents of their files as text."""
 
     records: list[RunRecord]
     common: dict[str, str]  # what most of the runs have
@@ -34,7 +34,7 @@ class RunList:
 
 
 def run_list(records: Collection[RunRecord]) -> RunList:
-    """Separates the contents of run.json and evaluation.json into common and own values."""
+    """Returns the list of runs, in which the common values of run.json and evaluation.json are separated."""
     texts = [_texts(record) for record in records]
     numbers = pd.DataFrame([_numbers(record) for record in records], dtype=object).fillna("")
     common = _common(texts)
@@ -51,7 +51,7 @@ def run_list(records: Collection[RunRecord]) -> RunList:
 
 
 def _common(texts):
-    """Returns {key: text} of what more than half of the readable runs have."""
+    """Returns {key: text} of the values that more than half of the readable runs have."""
     counts = Counter()
     readable = 0
     for run in texts:
@@ -65,7 +65,7 @@ def _common(texts):
 
 
 def _texts(record):
-    """Returns {key: text} of a run's settings and of those of its evaluations."""
+    """Returns {key: text} of a run's settings and of the settings of its evaluations."""
     settings = _without(record.settings, IDENTIFYING)
     if not settings:
         return {}
@@ -78,7 +78,7 @@ def _texts(record):
 
 
 def _without(content, keys):
-    """Returns a dictionary without some of its keys."""
+    """Returns the dictionary ``content`` without ``keys``."""
     return {key: value for key, value in content.items() if key not in keys}
 
 
@@ -93,7 +93,7 @@ def _numbers(record):
 
 
 def _differences(texts, common):
-    """Returns a run's own values, and the names of common settings that its run.json lacks."""
+    """Returns a text with the values of a run that are not common, and the common settings that it lacks."""
     parts = []
     for key, text in texts.items():
         if common.get(key) != text:

@@ -1,4 +1,4 @@
-"""A run as it is shown: its settings, state, curve and measurements."""
+"""The record of a run from which reports are made: its settings, state, curve and measurements."""
 
 import math
 import re
@@ -25,17 +25,16 @@ ERROR = re.compile(r"[\w.]*(Error|Exception)\b|fairseq_lrpe: ")  # last line of 
 
 
 def row_key(run: Run) -> tuple:
-    """Returns the values of a run in the columns ``RUN``."""
+    """Returns the values of a run in the columns ``recorded_results.RUN``."""
     changes = ", ".join("=".join(change) for change in run.changes)
     return run.experiment, run.attention, run.method, changes, run.seed
 
 
 @dataclass
 class RunRecord:
-    """A run that was started.
+    """The record of a run that was started.
 
-    ``problem`` says why a run cannot be read, or why recorded results are outdated; there are then no
-    measurements.
+    A record with a ``problem``, the reason why a run cannot be read or is outdated, has no measurements.
     """
 
     run: Run  # with the canonical name of its method
@@ -56,18 +55,18 @@ class RunRecord:
 
     @property
     def changes(self) -> str:
-        """The settings that differ from the YAML, such as "train.lr=0.1, updates=40"."""
+        """The settings that differ from the YAML file, such as "train.lr=0.1, updates=40", or ""."""
         return row_key(self.run)[3]
 
     @property
     def order(self) -> tuple:
-        """The sort key of the run's row in tables and legends."""
+        """The sort key of the run's row in tables and legends; all seeds have the same."""
         _, attention, method, changes, _ = row_key(self.run)
         return attention, METHOD_ORDER.get(method, len(METHOD_ORDER)), method, changes
 
     @cached_property
     def state(self) -> State:
-        """FINISHED, RUNNING, STOPPED, FAILED, DAMAGED or OUTDATED."""
+        """The state of the run: FINISHED, RUNNING, STOPPED, FAILED, DAMAGED or OUTDATED."""
         if self.problem is not None:
             return State.OUTDATED if self.is_outdated else State.DAMAGED
         if is_locked(self.folder):
@@ -77,7 +76,7 @@ class RunRecord:
         return State.FAILED if ERROR.match(self.last_log_line()[1]) else State.STOPPED
 
     def describe_state(self) -> str:
-        """Returns how far the run got, such as "stopped at 40 of 100", or why it cannot be read."""
+        """Returns the progress of the run, such as "stopped at 40 of 100", or the reason of its problem."""
         if self.problem is not None:
             return f"{self.state}: {self.problem}"
         if self.state == State.FINISHED:
@@ -93,7 +92,7 @@ class RunRecord:
         return endings.is_diverged(self.evaluation)
 
     def complete(self) -> None:
-        """Sets the fields that follow from the files."""
+        """Sets the fields that follow from the contents of run.json and evaluation.json."""
         self.kind = KINDS[self.settings["kind"]]
         self.updates = self.settings["updates"]
         config = self.settings["config"]
@@ -104,14 +103,14 @@ class RunRecord:
         self.measured = self.evaluation.get("evaluations", {})
 
     def measurements(self) -> Iterator[tuple[str, str, float, str | None]]:
-        """Yields (evaluation, metric, value, signature or None)."""
+        """Yields (evaluation, metric, value, signature or None) of each measurement, including speeds."""
         for evaluation, measured in self.measured.items():
             for metric in (*self.kind.metrics, *SPEEDS):
                 if metric in measured:
                     yield evaluation, metric, float(measured[metric]), measured.get(f"{metric}_signature")
 
     def value(self, evaluation: str, metric: str) -> float | None:
-        """Returns a measurement, which is NaN if the run diverged, or None if there is none."""
+        """Returns a measurement; if it is missing, NaN for a run that diverged, and None otherwise."""
         measured = self.measured.get(evaluation, {})
         value = measured.get(metric)
         # A diverged run has the worst value of every metric, also of those that could not be measured.
@@ -120,7 +119,7 @@ class RunRecord:
         return None if value is None else float(value)
 
     def compared_settings(self) -> dict[str, dict[str, object]]:
-        """Returns the settings that can change the result, in the format of ``compared``."""
+        """Returns the settings that can change the result, as :func:`compared` returns them."""
         evaluations = {}
         for name, measured in self.measured.items():
             evaluations[name] = measured.get("settings")
@@ -152,7 +151,7 @@ def by_run(records: Iterable[RunRecord]) -> dict[Run, RunRecord]:
 
 
 def unit_of_length(config: Mapping) -> str:
-    """Returns the unit in which an experiment's settings give the length of the training."""
+    """Returns the unit in which an experiment gives the length of the training: epochs, rounds or updates."""
     for unit in ("epochs", "rounds"):
         if config.get(unit):
             return unit
@@ -164,9 +163,12 @@ def with_current_settings(
 ) -> list[RunRecord]:
     """Returns the records without numbers that were measured with settings other than those in configs now.
 
-    If the settings of the training differ, the record has a ``problem``. If those of evaluations differ,
-    these are omitted, and ``omitted`` says why. ``load`` returns the experiment of a name, which may have
-    overrides.
+    If the settings of the training differ, the record gets a ``problem``. Evaluations whose settings differ
+    are left out, and ``omitted`` lists the differences.
+
+    Args:
+        records: the records of runs.
+        load: function that returns the experiment with a name, which may have overrides.
     """
     records = list(records)
     configured = configured_settings(by_run(readable(records)), load)
@@ -179,7 +181,7 @@ def with_current_settings(
 
 
 def _without_outdated(record, now):
-    """Returns the record without numbers that were measured with settings other than ``now``."""
+    """Returns a record without the numbers that were measured with settings other than ``now``."""
     differences = different_settings(record.compared_settings(), now)
     if "" in differences:
         problem = "; ".join(differences[""])

@@ -1,4 +1,4 @@
-"""Settings of runs as text, and those that can change a result, which are compared with configs."""
+"""Settings of runs as text, and the comparison of those that can change a result with configs."""
 
 import json
 import re
@@ -15,9 +15,10 @@ from fairseq_lrpe.experiments.execution.job import Job
 
 
 def machine(settings: dict) -> str:
-    """Returns the GPUs in a run.json, or the CPU and its threads, precision and compilation as text.
+    """Returns the machine of a run as text: its GPUs or its CPU, the precision, and the compilation.
 
-    The settings of recorded results already have this text as "machine".
+    Args:
+        settings: the content of run.json, or recorded settings, which have this text as "machine".
     """
     if "machine" in settings:
         return settings["machine"]
@@ -40,7 +41,7 @@ def _gpus(settings):
 
 
 def _cpu(settings):
-    """Returns the CPU, its instructions, and the processes and threads as text."""
+    """Returns the CPU, its instruction set, and the number of processes and threads as text."""
     cpu = settings["processor"]
     processes = (settings.get("gpus") or 1) * settings.get("nodes", 1)
     threads = "1 thread" if cpu["threads"] == 1 else f"{cpu['threads']} threads"
@@ -51,7 +52,7 @@ def _cpu(settings):
 
 
 def flat_texts(content: dict) -> dict[str, str]:
-    """Returns {key: value} of nested dictionaries as text, numbers with up to 10 digits."""
+    """Returns {dotted key: value as text} of nested dictionaries; numbers have up to 10 digits."""
     texts = {}
     for key, value in flatten(content):
         if isinstance(value, float):
@@ -65,10 +66,17 @@ def flat_texts(content: dict) -> dict[str, str]:
 def compared(
     config: dict, method: str, evaluations: dict[str, dict], flags: list | None = None
 ) -> dict[str, dict]:
-    """Returns {"" or the name of an evaluation: {key: value}} of the settings that can change a result.
+    """Returns {name: {key: value}} of the settings that can change a result.
 
-    Those of "" are the training's. Flags of other methods are omitted, and so are empty values, so that a new
-    method or optional key of the YAML files does not change the settings.
+    The name is that of an evaluation, or "" for the settings of the training. Flags of other methods and
+    empty values are left out, so that a new method or optional key of the YAML files does not change the
+    settings.
+
+    Args:
+        config: the settings of the experiment.
+        method: the method of the run.
+        evaluations: {name: settings} of the evaluations.
+        flags: further flags of fairseq-train.
     """
     training = {}
     for key, value in flatten(config):
@@ -84,7 +92,7 @@ def compared(
 
 
 def _without_empty(settings):
-    """Returns {key: value} of nested dictionaries, without the values None, "", [] and {}."""
+    """Returns {dotted key: value} of nested dictionaries, without the values None, "", [] and {}."""
     values = {}
     for key, value in flatten(settings):
         if value not in (None, "", [], {}):
@@ -102,9 +110,14 @@ def _is_compared(key, method):
 def configured_settings(
     runs: Iterable[Run], load: Callable[[str], Experiment] = Experiment.load
 ) -> dict[Run, dict[str, dict]]:
-    """Returns {run: its settings as configs defines them now}, without runs that it does not define.
+    """Returns {run: settings that configs defines for it now}, without runs that configs does not define.
 
-    ``load`` returns the experiment of a name, which may have overrides.
+    Args:
+        runs: any runs.
+        load: function that returns the experiment with a name, which may have overrides.
+
+    Returns:
+        The settings as :func:`compared` returns them.
     """
     load = cache(load)
     settings = {}
@@ -117,16 +130,17 @@ def configured_settings(
                 evaluations = {}
                 for name in job.kind.evaluations(job.cfg):
                     evaluations[name] = job.evaluation_settings(name)
-                settings[key] = job.config, evaluations
+                settings[key] = job.recorded_config, evaluations
             config, evaluations = settings[key]
             configured[run] = compared(config | {"starts_from": job.start_name}, run.method, evaluations)
     return configured
 
 
 def different_settings(before: dict[str, dict], now: dict[str, dict] | None) -> dict[str, list[str]]:
-    """Returns {part: differences "KEY was VALUE, now VALUE"} of two results of ``compared``.
+    """Returns {name: texts "KEY was VALUE, now VALUE"} of the differences of two results of ``compared``.
 
-    Evaluations that only ``now`` has are ignored. ``now`` is None if configs does not define the run.
+    The names are those of evaluations, or "" for the training. Evaluations that only ``now`` contains are
+    ignored. ``now`` is None if configs does not define the run.
     """
     if now is None:
         return {"": ["it is not defined"]}

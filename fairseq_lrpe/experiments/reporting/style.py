@@ -1,4 +1,4 @@
-"""Colors and markers of methods, which are the same in all plots."""
+"""Colors and markers of methods; a method has the same ones in all plots."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -65,7 +65,7 @@ OTHER_STYLES = {  # derived from the names; each method removes its style, so th
 }
 
 SHADES = (0, 0.5, -0.6, -0.3, 0.25)
-"""Change of lightness for the color of each row of the same method; negative values are darker."""
+"""Changes of lightness, from -1 to 1, that give the rows of a method different shades of its color."""
 
 LINE_STYLES = {"linear": "-", "softmax": (0, (5, 2))}
 """{attention: matplotlib's line style}"""
@@ -81,8 +81,8 @@ def method_style(method: str | None) -> tuple[str, str]:
 def line_styles(lines: Iterable) -> dict[tuple[str, str], tuple[str, str]]:
     """Returns {(attention, row): (color, marker)} for lines with the attributes attention, row and method.
 
-    Rows of the same attention and method, such as those that differ only in k, get shades of its color and
-    other markers.
+    Rows of the same attention and method, such as those that differ only in k, get different shades of the
+    method's color and different markers.
     """
     counts = Counter()
     styles = {}

@@ -1,4 +1,4 @@
-"""Prints tables of papers and all runs of an experiment."""
+"""Functions that print the tables of papers and all runs of an experiment."""
 
 import math
 import sys
@@ -20,7 +20,11 @@ from fairseq_lrpe.utils.numbers import format_number
 
 
 def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
-    """Returns {run: record} of a table's runs; runs with a problem are reported on stderr."""
+    """Returns {run: record} of a table's runs in a results folder; prints omitted numbers on stderr.
+
+    Raises:
+        UserError: if the folder has no readable run of the table with the table's settings.
+    """
     folders = {}
     for cell in table.cells:
         for run in cell.runs:
@@ -38,7 +42,7 @@ def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
 
 
 def table_records(table: Table, records: Iterable[RunRecord]) -> dict[Run, RunRecord]:
-    """Returns {run: record} of a table's runs, without numbers with other settings than the table's."""
+    """Returns {run: record} of a table's runs, without numbers of settings other than the table's."""
     planned = set()
     for cell in table.cells:
         planned.update(cell.runs)
@@ -51,7 +55,7 @@ def table_records(table: Table, records: Iterable[RunRecord]) -> dict[Run, RunRe
 
 
 def omissions(records: Iterable[RunRecord]) -> Iterator[str]:
-    """Yields the runs whose numbers a table does not show, and why."""
+    """Yields messages that name runs whose numbers are not shown, and the reason."""
     by_reason = {}
     for record in records:
         if record.is_outdated:
@@ -67,8 +71,8 @@ def omissions(records: Iterable[RunRecord]) -> Iterator[str]:
         yield f"numbers of {runs} are not shown: {reason}"
 
 
-def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
-    """Prints a table in a format, "csv" or one of ``renderers.show``, and returns its summary."""
+def print_results(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
+    """Prints a table and returns its summary; ``format`` is "csv" or a format of ``renderers.show``."""
     summary = summarize(table, records)
     if format == "csv":
         renderers.show_csv(summary[aggregate.CSV], "seeds")
@@ -78,12 +82,12 @@ def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | Non
 
 
 def measured_name(table: Table) -> str:
-    """Returns the label of measured numbers: the scale, or "measured" at scale full."""
+    """Returns the label of a table's measured numbers: its scale, or "measured" at scale full."""
     return "measured" if table.scale == "full" else table.scale
 
 
 def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Section]:
-    """Yields the parts of a printed table: lines of text, and sections."""
+    """Yields the parts of a printed table: strings, which are lines of text, and tables as sections."""
     yield from _heading(table, summary)
     ours = measured_name(table)
     yield Section("", _values(summary, ours))
@@ -107,7 +111,7 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
 
 
 def _heading(table, summary):
-    """Yields the lines above a table."""
+    """Yields the lines of text above a table: its title, source, experiments, metrics and notes."""
     yield table.settings.title
     source = [text for text in (table.source, table.settings.table) if text]
     if source:
@@ -158,10 +162,10 @@ def _metrics(summary):
 
 
 def _grid(cells: pd.DataFrame, texts: Callable) -> pd.DataFrame:
-    """Returns a DataFrame with one line per row of the table, and one column per table column and suffix.
+    """Returns a DataFrame of texts, with a line per row and a column per column and suffix of the table.
 
     Args:
-        cells: lines of ``summarize``.
+        cells: lines of the result of ``summarize``.
         texts: function that returns {suffix of the heading: text} of a cell.
     """
     rows = {}
@@ -207,7 +211,7 @@ def format_published(mean: float, std: float) -> str:
 
 
 def _ranks(summary, ours):
-    """Returns the ranks as text; the last row of each attention has Spearman's ρ."""
+    """Returns a DataFrame with the ranks as text; the last row of each attention has Spearman's ρ."""
     ranked = summary[summary["rank"].notna()]
 
     def texts(cell):
@@ -226,7 +230,11 @@ def _ranks(summary, ours):
 
 
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
-    """Reads all runs of an experiment, whose YAML file may be missing."""
+    """Returns the records of all runs of an experiment, whose YAML file may be missing.
+
+    Raises:
+        UserError: if the results folder has no run of the experiment.
+    """
     runs = read_runs(results)
     records = [record for record in runs if record.run.experiment == experiment]
     if not records:
@@ -236,7 +244,7 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     return records
 
 
-def show_experiment(records: list[RunRecord], format: str | None = None) -> None:
+def print_runs(records: list[RunRecord], format: str | None = None) -> None:
     if format == "csv":
         renderers.show_csv(summarize_runs(records)[aggregate.RUNS_CSV], "measured_seeds")
     else:
@@ -244,7 +252,7 @@ def show_experiment(records: list[RunRecord], format: str | None = None) -> None
 
 
 def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
-    """Yields the parts of a printed experiment: lines of text, and a section."""
+    """Yields the parts of the printed runs of an experiment: lines of text, and a table as a section."""
     yield f"all runs of {records[0].run.experiment}"
     yield "mean ± sample standard deviation over the seeds (number of seeds, if some are not measured)"
     lines = {}

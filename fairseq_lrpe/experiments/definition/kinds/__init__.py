@@ -1,4 +1,4 @@
-"""Kinds of experiments: each file in this folder except base.py defines a kind of the file's name."""
+"""Kinds of experiments: each file in this folder except base.py defines the kind with the file's name."""
 
 import importlib
 import pkgutil

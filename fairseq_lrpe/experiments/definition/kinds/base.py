@@ -14,7 +14,7 @@ from fairseq_lrpe.utils.files import REPOSITORY
 
 
 def in_folder(folder: Path, names: Iterable[str]) -> list[Path]:
-    """Returns the paths of files in a folder."""
+    """Returns the paths of the files ``names`` in a folder."""
     return [folder / name for name in names]
 
 
@@ -28,10 +28,11 @@ class Curve(NamedTuple):
 
 
 class Kind:
-    """Base class of kinds of experiments; each is a file with a subclass and its only instance, ``KIND``.
+    """Base class of kinds of experiments. The file of a kind has a subclass and its only instance, ``KIND``.
 
-    A kind defines its settings, data, flags and metrics. The ``Evaluator`` of the same file name in
-    ``execution/evaluators`` measures them; without one, fairseq-validate does.
+    A kind defines the settings, data, flags and metrics of its experiments. The ``Evaluator`` in the file of
+    the same name in ``execution/evaluators`` measures the metrics; without such a file, fairseq-validate
+    does.
     """
 
     settings: type[Settings] = TrainingSettings  # pydantic model of the YAML files of this kind
@@ -47,7 +48,7 @@ class Kind:
         """Raises UserError for invalid combinations of settings."""
 
     def data(self, cfg: DictConfig) -> list[Path]:
-        """Returns the data files that a run needs; it cannot be resumed after a change of their sizes."""
+        """Returns the paths of a run's data files. A run cannot be resumed after their sizes have changed."""
         return []
 
     def folders(self, cfg: DictConfig) -> list[Path]:
@@ -69,8 +70,8 @@ class Kind:
 
         Args:
             run: the run to train.
-            cfg: its settings.
-            starts_from: the checkpoint that initializes its model.
+            cfg: the settings of the run.
+            starts_from: the checkpoint that initializes the model of the run, or None.
         """
         return {"arch": architecture(run.attention, self.family, run.method)}
 
@@ -83,7 +84,12 @@ class Kind:
         return {name: dict(settings) for name, settings in cfg.evaluations.items() if settings is not None}
 
     def describe(self, cfg: DictConfig, measured: dict) -> str | None:
-        """Returns the first metric of an evaluation as text, or None if it has none."""
+        """Returns the first of the kind's metrics in ``measured`` as text, or None if it has none of them.
+
+        Args:
+            cfg: the settings of the evaluated run.
+            measured: {metric: value} of an evaluation.
+        """
         for name in self.metrics:
             if name in measured:
                 text = f"{name} {measured[name]:,.2f}"

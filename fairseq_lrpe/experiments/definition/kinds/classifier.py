@@ -6,7 +6,7 @@ from fairseq_lrpe.utils.files import REPOSITORY, file_exists
 
 
 class Classifier(Kind):
-    """Trains classifiers with the task ``classification``.
+    """Kind of experiments that train classifiers with the task ``classification``.
 
     ``majority`` is the accuracy of always predicting the most frequent label.
     """

@@ -118,7 +118,11 @@ class Glue(Kind):
 
 @cache
 def pretrained(path: Path) -> dict:
-    """Returns {"arch", "flags" of the model, "types": vocabulary size, "data": folder} of a checkpoint."""
+    """Returns the properties of a pretrained checkpoint.
+
+    These are its "arch", the "flags" of its model, "types", the size of its vocabulary, and "data", the
+    folder of its data.
+    """
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
     state = read_checkpoint(path, "train one with `lrpe train roberta/...`")

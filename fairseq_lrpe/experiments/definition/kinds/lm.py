@@ -36,7 +36,7 @@ class LM(Kind):
                     f"evaluations.{name}.context_window must be below the {length} tokens of a block"
                 )
             if evaluation.get("rope_scaling") and not evaluation.get("length"):
-                raise UserError(f"evaluations.{name}.rope_scaling needs evaluations.{name}.length")
+                raise UserError(f"evaluations.{name}.rope_scaling needs evaluations.{name}.length: set both")
 
     def data(self, cfg):
         return in_folder(REPOSITORY / cfg.data, layout.text(self.splits(cfg)))

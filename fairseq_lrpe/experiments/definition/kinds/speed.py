@@ -1,4 +1,4 @@
-"""Speed and memory of training steps on random inputs, relative to those of another method."""
+"""Speed and memory of training steps on random inputs, relative to those of a reference method."""
 
 from typing import Literal
 
@@ -22,11 +22,11 @@ class SpeedSettings(Settings):
 
 
 class Speed(Kind):
-    """Alternates training steps of a method and of the reference in one process.
+    """Kind of experiments that alternate training steps of a method and of the reference in one process.
 
-    ``relative_speed`` is the median time of a step of the reference divided by that of the method,
-    ``milliseconds``. ``relative_memory`` is the method's peak memory, with the model and its optimizer,
-    divided by that of the reference. Changes in a table's row do not apply to the reference.
+    ``milliseconds`` is the median time of a step of the method, and ``relative_speed`` is the median time of
+    a step of the reference divided by it. ``relative_memory`` is the method's peak memory, with the model and
+    its optimizer, divided by that of the reference. Changes in a table's row do not apply to the reference.
     """
 
     settings = SpeedSettings
@@ -45,7 +45,7 @@ class Speed(Kind):
         return 0
 
     def reference(self, cfg: DictConfig) -> str:
-        """Returns the method to which others are relative."""
+        """Returns the method that others are compared with."""
         return cfg.reference or "base"
 
 

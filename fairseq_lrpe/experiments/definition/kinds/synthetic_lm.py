@@ -26,12 +26,13 @@ class SyntheticSettings(TrainingSettings[SyntheticEvaluation]):
 
 
 class SyntheticLM(Kind):
-    """Trains language models with the task ``synthetic_lm`` and evaluates their answers to problems.
+    """Kind of experiments that train language models with the task ``synthetic_lm``.
 
     ``nats`` is the loss per predicted token, ``correct`` is the number of correct results among 128 problems,
-    ``accuracy`` is the percentage of correct tokens in answers with teacher forcing, ``exact`` that of
-    sequences without a wrong answer, ``quarter_n`` is ``exact`` for answers in the n-th quarter of a text,
-    and ``floor`` is the lowest possible loss of the problem Search. Each problem has some of these metrics.
+    ``accuracy`` is the percentage of correct tokens in answers with teacher forcing, ``exact`` is the
+    percentage of sequences without a wrong answer, ``quarter_n`` is ``exact`` for answers in the n-th quarter
+    of a text, and ``floor`` is the lowest possible loss of the problem Search. Each problem has some of these
+    metrics.
     """
 
     settings = SyntheticSettings
@@ -80,7 +81,7 @@ class SyntheticLM(Kind):
 
 
 def changed_sizes(evaluation: dict) -> dict[str, int]:
-    """Returns the sizes that an evaluation has in place of those in training."""
+    """Returns {name: size} of the sizes that an evaluation changes with respect to training."""
     return {key: value for key, value in evaluation.items() if key != "split" and value is not None}
 
 

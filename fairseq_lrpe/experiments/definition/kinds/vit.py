@@ -6,7 +6,7 @@ from fairseq_lrpe.utils.files import REPOSITORY
 
 
 class ViT(Kind):
-    """Trains vision transformers with the task ``image_classification``.
+    """Kind of experiments that train vision transformers with the task ``image_classification``.
 
     ``accuracy5`` is the top-5 accuracy, and ``parameters`` is the number of trained parameters in millions.
     """

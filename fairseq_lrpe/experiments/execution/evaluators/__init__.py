@@ -1,4 +1,4 @@
-"""Evaluators of trained models; a file in this folder has the evaluator of the kind with the file's name."""
+"""Evaluators of trained models; a file in this folder contains the evaluator of the kind with its name."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -8,7 +8,7 @@ from fairseq_lrpe.experiments.execution.job import Job
 
 
 def build_evaluator(job: Job) -> Evaluator:
-    """Returns the evaluator of a job; modules are imported on demand."""
+    """Returns the evaluator of a job; only the module of the job's kind is imported."""
     module = f"{__name__}.{job.cfg.kind}"
     if find_spec(module) is None:
         return Evaluator(job)

@@ -11,7 +11,7 @@ from fairseq_lrpe.utils.subprocesses import as_flags, run_command
 
 
 class Evaluator:
-    """Evaluates the checkpoint of a job with fairseq-validate; subclasses use other commands.
+    """Evaluator of the checkpoint of a job with fairseq-validate; subclasses use other commands.
 
     Args:
         job: the run to evaluate, and the machine that evaluates it.
@@ -26,7 +26,7 @@ class Evaluator:
         return {metric: float(measured[metric]) for metric in self.job.kind.metrics}
 
     def evaluate_all(self, names: list[str]) -> Iterator[tuple[str, dict[str, float]]]:
-        """Yields (name, {metric: value}) of several evaluations; a subclass may use one process."""
+        """Yields (name, {metric: value}) of several evaluations; a subclass may use one process for all."""
         for name in names:
             yield name, self.evaluate(name)
 

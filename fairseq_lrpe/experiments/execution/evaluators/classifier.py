@@ -1,4 +1,4 @@
-"""Evaluates classifiers on the labels that they predict."""
+"""Evaluation of classifiers on the labels that they predict."""
 
 from fairseq_lrpe.experiments.execution.evaluators.base import Evaluator
 from fairseq_lrpe.experiments.execution.evaluators.predictions import (

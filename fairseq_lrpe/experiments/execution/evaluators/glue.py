@@ -1,4 +1,4 @@
-"""Evaluates models that are fine-tuned on GLUE by the labels or scores that they predict."""
+"""Evaluation of models fine-tuned on GLUE, from the labels or scores that they predict."""
 
 from fairseq_lrpe.data.glue_tasks import get_task
 from fairseq_lrpe.experiments.execution.evaluators.base import Evaluator
@@ -20,8 +20,8 @@ class GlueEvaluator(Evaluator):
 def task_metrics(name: str, predicted: list[str], target: list[str]) -> dict[str, float]:
     """Returns {metric: value in percent} of predictions for the GLUE task ``name``, and the number of "rows".
 
-    "score" is the task's official metric, and "majority", which the regression task STS-B lacks, is its value
-    for always predicting the most frequent label.
+    "score" is the task's official metric, and "majority" is the score of always predicting the most frequent
+    label; the regression task STS-B has no "majority".
     """
     task = get_task(name)
     if not task.labels:

@@ -1,4 +1,4 @@
-"""Evaluates language models by perplexity."""
+"""Evaluation of language models by perplexity."""
 
 import math
 import re
@@ -10,13 +10,13 @@ from fairseq_lrpe.experiments.execution.trained_lm import TrainedLM
 from fairseq_lrpe.utils.errors import UserError
 
 BATCH_TOKENS = 2048
-"""Number of tokens of a batch of blocks; one block may be longer."""
+"""Maximum number of tokens in a batch of several blocks; a longer block is a batch of its own."""
 
 
 class LMEvaluator(Evaluator):
     @cached_property
     def model(self) -> TrainedLM:
-        """The trained model, whose checkpoint is read when it is first needed."""
+        """The trained model; its checkpoint is read on the first access."""
         return TrainedLM(self.job)
 
     def evaluate(self, name):
@@ -53,8 +53,9 @@ class LMEvaluator(Evaluator):
 def read_perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
     """Returns {metric: value} from the log of fairseq-eval-lm.
 
-    Raises a UserError if the number of evaluated tokens is 0 or not ``expected``, because fairseq-eval-lm
-    skips samples that are too long for the model.
+    Raises:
+        UserError: if the number of evaluated tokens is 0 or not ``expected``, because fairseq-eval-lm skipped
+            blocks that are too long for the model.
     """
     text = log.read_text("utf-8")
     evaluated = re.search(r"Evaluated ([\d,]+) tokens", text)[1]
@@ -62,7 +63,8 @@ def read_perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
     is_complete = expected is None or tokens == expected
     if not tokens or not is_complete:
         wrong = f"fairseq-eval-lm evaluated only {tokens:,} tokens of the split"
-        raise UserError(f"{wrong}, because it skips blocks that are too long for the model: see {log}")
+        cause = f"because it skips blocks that are too long for the model (see {log})"
+        raise UserError(f"{wrong}, {cause}: use shorter blocks")
     bits, perplexity = re.search(r"Loss \(base 2\): ([\w.]+), Perplexity: ([\w.]+)", text).groups()
     nats = math.log(2) * float(bits)
     return {"perplexity": float(perplexity), "bits": float(bits), "nats": nats, "tokens": tokens}

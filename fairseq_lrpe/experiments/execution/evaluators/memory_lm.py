@@ -1,4 +1,4 @@
-"""Evaluates language models with memories of different lengths."""
+"""Evaluation of language models with memories of different lengths."""
 
 from fairseq_lrpe.experiments.definition.kinds.memory_lm import STATE
 from fairseq_lrpe.experiments.execution.evaluators.lm import LMEvaluator
@@ -12,11 +12,11 @@ class MemoryEvaluator(LMEvaluator):
         limit, reason = self.model.limit
         if context > limit:
             wrong = f"memory and segment have {context:,} tokens, but the model reads at most {limit:,}"
-            raise UserError(f"evaluations.{name}: {wrong}: {reason}")
+            raise UserError(f"evaluations.{name}: {wrong}, because {reason}: reduce memory or segment")
         return self.perplexity(name, flags)
 
     def memory_flags(self, evaluation: dict) -> dict[str, object]:
-        """Returns the flags of fairseq-eval-lm of an evaluation; the defaults are those of the training."""
+        """Returns the flags of fairseq-eval-lm for an evaluation, whose defaults are those of training."""
         cfg = self.job.cfg
         train = cfg.train
         is_state = evaluation.get("memory") == STATE

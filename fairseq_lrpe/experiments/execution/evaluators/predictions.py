@@ -1,4 +1,4 @@
-"""Predicted labels and scores of a split, and their metrics."""
+"""Predicted labels and scores of a split, and metrics that compare them with the true ones."""
 
 from pathlib import Path
 
@@ -7,7 +7,15 @@ from fairseq_lrpe.utils.files import read_lines
 
 
 def predict_split(evaluator: Evaluator, name: str, data: Path) -> tuple[list[str], list[str]]:
-    """Writes predictions-<name>.tsv for an evaluation's split; returns (predictions, targets) as text."""
+    """Predicts the split of an evaluation; returns (predictions, targets) as text.
+
+    The predictions are also written to predictions-<name>.tsv in the run's folder.
+
+    Args:
+        evaluator: the evaluator of a classifier's job.
+        name: name of the evaluation.
+        data: folder of the binarized data.
+    """
     job = evaluator.job
     path = job.folder / f"predictions-{name}.tsv"
     split = evaluator.settings(name)["split"]
@@ -31,7 +39,10 @@ def read_predictions(path: Path) -> tuple[list[str], list[str]]:
 
 
 def label_metrics(predicted: list[str], target: list[str]) -> dict[str, float]:
-    """Returns accuracy, Matthews correlation and, for two labels with a "1", the F1 of "1", in percent."""
+    """Returns the accuracy, Matthews correlation and F1 score of label "1" in percent, as {metric: value}.
+
+    F1 is included if "1" is one of at most two labels in ``target``.
+    """
     from sklearn import metrics  # this import takes seconds
 
     values = {
@@ -44,13 +55,13 @@ def label_metrics(predicted: list[str], target: list[str]) -> dict[str, float]:
 
 
 def majority_metrics(target: list[str]) -> dict[str, float]:
-    """Returns ``label_metrics`` of always predicting the most frequent label."""
+    """Returns the :func:`label_metrics` of always predicting the most frequent label of ``target``."""
     majority = max(sorted(set(target)), key=target.count)
     return label_metrics([majority] * len(target), target)
 
 
 def score_metrics(predicted: list[float], target: list[float]) -> dict[str, float]:
-    """Returns the Pearson and Spearman correlations in percent."""
+    """Returns the "pearson" and "spearman" correlations of predicted and true scores in percent."""
     from scipy.stats import pearsonr, spearmanr  # this import takes seconds
 
     return _in_percent(

@@ -1,4 +1,4 @@
-"""Evaluates question generators by ROUGE-L."""
+"""Evaluation of question generators by ROUGE-L."""
 
 from fairseq_lrpe.data import word_pieces
 from fairseq_lrpe.data.rouge import rouge_l

@@ -1,4 +1,4 @@
-"""Evaluates masked language models by the perplexity of masked tokens."""
+"""Evaluation of masked language models by the perplexity of masked tokens."""
 
 from fairseq_lrpe.experiments.execution.evaluators.base import Evaluator
 

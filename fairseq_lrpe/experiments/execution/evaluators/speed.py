@@ -1,4 +1,4 @@
-"""Measures the speed and memory of training steps relative to those of the reference."""
+"""Measurement of the speed and memory of training steps relative to those of the reference."""
 
 import json
 import shlex
@@ -38,7 +38,7 @@ class SpeedEvaluator(Evaluator):
         }
 
     def reference_run(self) -> Run:
-        """Returns the run of the reference, with the changes of the command line and of the grid."""
+        """Returns the run of the reference, with the overrides of the command and the job's grid values."""
         job = self.job
         run = job.run
         method = canonical(job.kind.reference(job.cfg))
@@ -48,7 +48,7 @@ class SpeedEvaluator(Evaluator):
 
 
 def model_words(job: Job) -> str:
-    """Returns the architecture of a job and its flags, as one word."""
+    """Returns the architecture and flags of a job as one quoted word, an argument of ``lrpe bench train``."""
     arch = architecture(job.run.attention, job.cfg.model, job.run.method)
     return shlex.join([arch, *as_flags(job.train_flags)])
 

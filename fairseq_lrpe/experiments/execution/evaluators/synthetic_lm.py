@@ -1,4 +1,4 @@
-"""Evaluates language models on the synthetic problem of their training."""
+"""Evaluation of language models on the synthetic problem of their training."""
 
 import json
 import math

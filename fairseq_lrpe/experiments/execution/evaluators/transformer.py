@@ -1,4 +1,4 @@
-"""Evaluates translation models by BLEU."""
+"""Evaluation of translation models by BLEU."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
     """Returns sacreBLEU and BLEU of the hypotheses in a log, their signatures, and the number of sentences.
 
     sacreBLEU compares detokenized hypotheses with the raw references, which are next to the folder ``data``.
-    BLEU compares the tokenized words of both, as papers did before sacreBLEU.
+    BLEU compares the tokenized words of hypotheses and references, as papers did before sacreBLEU.
     """
     import sacrebleu  # this import takes seconds
 

@@ -1,4 +1,4 @@
-"""Evaluates vision transformers by their accuracy, and counts their parameters."""
+"""Evaluation of vision transformers by their accuracy, with the number of their parameters."""
 
 import re
 

@@ -28,7 +28,7 @@ def test_word_vectors_are_read_from_the_data_folder():
     for overrides in ([], ["data=/scratch/snli"]):
         job = job_of("classifier/snli", "gcdf", "softmax", overrides)
         assert job.train_flags["embed_path"] == f"{job.cfg.data}/vectors.txt"
-        configs.append(job.config)
+        configs.append(job.recorded_config)
     assert configs[1]["data"] == "/scratch/snli" and setting_differences(*configs) == []
 
 

@@ -33,7 +33,7 @@ def test_bleu_of_raw_text_and_of_words(corpus, tmp_path):
     assert "tok:13a" in found["sacrebleu_signature"] and "tok:none" in found["bleu_signature"]
     assert 0 < found["bleu"] < 100 and found["sentences"] == 20
     log.write_text("\n".join(lines[1:]) + "\n")
-    with pytest.raises(ValueError, match="lacks 1 of them and contains 0 others"):
+    with pytest.raises(ValueError, match="lacks those of 1 and has 0 others"):
         transformer.bleu(log, corpus / "bin", "test", "de")
 
 
