@@ -2,13 +2,8 @@
 
 from math import inf
 
-from fairseq_lrpe.config import (
-    encoding_from_config,
-    layer_config,
-    option_flag,
-    part_config,
-    recomputes_activations,
-)
+from fairseq_lrpe.config import encoding_from_config, option_flag, recomputes_activations
+from fairseq_lrpe.config_parts import layer_config, part_config
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, encoding_options
 from fairseq_lrpe.encodings.base import check_positions
 from fairseq_lrpe.positions import POSITIONS

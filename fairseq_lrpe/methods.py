@@ -4,7 +4,6 @@
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices
@@ -231,19 +230,6 @@ for _p, _rotation in (("householder", "householder"), ("identity", "identity"), 
         METHODS[f"ablation_{_p}_{_core}"] = _lrpe(_core, _rotation, _source, **_learned)
 
 
-SHARED_FLAGS = (
-    "linear_norm",
-    "linear_rule",
-    "feature_map",
-    "scale_queries",
-    "linear_backend",
-    "token_positions",
-    "encoding_interval",
-    "interval_encoding",
-    "encoding_window",
-)
-"""Flags of a method that are not options of its encoding."""
-
 LISTING = "`lrpe methods` lists the methods and their attentions"
 
 FAIRSEQ_ARCHITECTURES = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
@@ -286,25 +272,3 @@ def aliases(method: str) -> list[str]:
 def canonical(method: str) -> str:
     """Returns the first alias of a method, after which the folders of the runs of all aliases are named."""
     return aliases(method)[0]
-
-
-@cache
-def option_flags() -> dict[str, str]:
-    """Returns {flag of an option of an encoding: the encoding}."""
-    from fairseq_lrpe.encodings import ENCODINGS, encoding_options  # imports torch, which takes seconds
-
-    flags = {}
-    for name, cls in ENCODINGS.items():
-        for option in encoding_options(cls):
-            flags[f"{name}_{option.rstrip('_')}"] = name
-    return flags
-
-
-def method_flags() -> list[str]:
-    return [*SHARED_FLAGS, *option_flags()]
-
-
-def foreign_encoding(key: str, method: str) -> str | None:
-    """Returns the encoding with the option ``key``; None without one, or if the method has this encoding."""
-    encoding = option_flags().get(key.removeprefix("train."))
-    return None if method in METHODS and METHODS[method].encoding == encoding else encoding

@@ -5,7 +5,7 @@ import re
 from support.tiny import REPOSITORY
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
-from fairseq_lrpe.methods import method_flags
+from fairseq_lrpe.method_flags import method_flags
 
 PAGE = (REPOSITORY / "docs/deviations.md").read_text()
 ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith("|")][2:]

@@ -17,7 +17,8 @@ from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.attention.delta import DeltaAttention
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
-from fairseq_lrpe.config import PositionConfig, encoding_from_config, has_other_encoding, layer_config
+from fairseq_lrpe.config import PositionConfig, encoding_from_config
+from fairseq_lrpe.config_parts import has_other_encoding, layer_config
 from fairseq_lrpe.encodings import Encoding
 from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 

@@ -5,7 +5,8 @@ import json
 import torch
 from torch import nn
 
-from fairseq_lrpe.config import method_flags, option_flag
+from fairseq_lrpe.config import option_flag
+from fairseq_lrpe.config_parts import method_flags
 from fairseq_lrpe.encodings import ENCODINGS, encoding_options
 from fairseq_lrpe.utils.errors import UserError
 

@@ -15,7 +15,7 @@ from fairseq_lrpe.attention.fairseq_adapter import (
     build_attention,
     with_arguments,
 )
-from fairseq_lrpe.config import part_config
+from fairseq_lrpe.config_parts import part_config
 from fairseq_lrpe.models.compilation import CompiledLayer
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.ops.position_index import random_position_index

@@ -6,14 +6,8 @@ from typing import Optional
 from fairseq.models.transformer import TransformerModelBase
 from omegaconf import II
 
-from fairseq_lrpe.config import (
-    TRANSFORMER_FLAGS,
-    LayerConfig,
-    fairseq_flags,
-    flag,
-    part_config,
-    with_defaults,
-)
+from fairseq_lrpe.config import TRANSFORMER_FLAGS, LayerConfig, fairseq_flags, flag, with_defaults
+from fairseq_lrpe.config_parts import part_config
 from fairseq_lrpe.config_validation import check_part
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import ATTENTIONS

@@ -12,8 +12,9 @@ from support.tensors import assert_same, randn, randomized, with_gradients
 from fairseq_lrpe.attention import DeltaAttention, LinearAttention, MultiheadDeltaAttention, SoftmaxAttention
 from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.attention.weights import attention_weights
-from fairseq_lrpe.config import PositionConfig, method_flags
-from fairseq_lrpe.encodings import ENCODINGS, START, build_encoding
+from fairseq_lrpe.config import PositionConfig
+from fairseq_lrpe.config_parts import method_flags
+from fairseq_lrpe.encodings import ENCODINGS, START, InputsMixin, build_encoding
 from fairseq_lrpe.encodings.delta_rules import check_delta_rule
 from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.methods import METHODS, architecture, check_method
@@ -204,10 +205,10 @@ def test_supported_encodings_are_those_that_keep_norms():
             encoding = build_encoding(name, num_heads=H, head_dim=D, causal=True, layers=2)
             check_delta_rule("delta", encoding)
         except ValueError as error:
-            assert "use liere, lrpe, none, p_rope, rope, rope_mixed, selective_rope" in str(error)
+            assert "use axial_rope, grape, liere, lrpe, mamba3_rope, none, p_rope, rope" in str(error)
         else:
             x = torch.randn(1, H, 9, D)
-            if name != "selective_rope":
+            if not isinstance(encoding, InputsMixin):
                 assert_same(encoding(x, x)[1].norm(dim=-1), x.norm(dim=-1), 1e-6)
             assert cls.rotated_features or name == "none"
 
@@ -283,7 +284,7 @@ def test_torch_adapter():
 @pytest.mark.parametrize("arguments, message", [
     ({"rule": "additive"}, "unknown delta rule 'additive'.*delta, gated_delta, kda"),
     ({"causal": False}, "gated_delta works only in causal attention: use it in a language model"),
-    ({"encoding": "alibi"}, "only rotates queries and keys, not 'alibi': use liere, lrpe, none"),
+    ({"encoding": "alibi"}, "only rotates queries and keys, not 'alibi': use axial_rope, grape, liere, lrpe"),
     ({"encoding": "gla"}, "only rotates queries and keys, not 'gla'"),
     ({"encoding": "rope_values"}, "only rotates queries and keys, not 'rope_values'"),
     ({"encoding": "fope"}, "only rotates queries and keys, not 'fope'"),

@@ -15,7 +15,7 @@ from fairseq_lrpe.ops.position_index import PositionIndex, random_position_index
 E, L, N = H * D, 9, 40
 KINDS = {"linear": LinearAttention, "softmax": SoftmaxAttention}
 INPUT = {name for name, cls in ENCODINGS.items() if issubclass(cls, InputsMixin)}
-INPUT |= {"cope", "stick_breaking"}
+INPUT |= {"cope", "stick_breaking", "stick_breaking_norm"}
 
 MORE = [
     Method({"encoding": "shaw", "shaw_k": 2, "shaw_values": True, "shaw_per_head": True}, ""),

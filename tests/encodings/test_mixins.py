@@ -15,16 +15,23 @@ PUBLIC = [
 
 # The encodings whose formula has a value of a trait that others do not have.
 EXCEPTIONS = {
-    ("accumulates", True): "cope fox fox_rope gla path path_fox selective_rope selective_rope_fox "
-    "stick_breaking",
-    ("bidirectional", False): "alibi cope fox fox_rope gla lrpe_decay path path_fox retnet selective_rope "
-    "selective_rope_fox stick_breaking xpos",
-    ("decomposable", False): "cope dape deberta fire gaussian gcdf huang kerple lfhc nezha path path_fox "
-    "sandwich shaw stick_breaking t5 tupe xl",
+    (
+        "accumulates",
+        True,
+    ): "content_bias cope fox fox_rope gla grape mamba3_rope path path_fox selective_rope "
+    "selective_rope_fox selective_rope_gla stick_breaking stick_breaking_norm wall",
+    ("bidirectional", False): "alibi content_bias cope fox fox_rope gla grape lrpe_decay mamba3_rope path "
+    "path_fox retnet selective_rope selective_rope_fox selective_rope_gla stick_breaking "
+    "stick_breaking_norm wall xpos",
+    (
+        "decomposable",
+        False,
+    ): "content_bias cope dape deberta fire gaussian gcdf huang kerple lfhc nezha path path_fox "
+    "sandwich shaw stick_breaking stick_breaking_norm t5 tupe xl",
     ("draws_noise", True): "conv_spe spe",
-    ("multidimensional", True): "liere rope_mixed",
+    ("multidimensional", True): "axial_rope liere rope_mixed",
     ("shared_across_layers", True): "tupe",
-    ("uses_absolute_positions", True): "fire fope rope_values tupe",
+    ("uses_absolute_positions", True): "fire fope log_scale rope_values selective_rope_gla tupe",
     ("uses_distance_table", True): "dape deberta gaussian gcdf huang kerple lfhc nezha sandwich shaw t5 xl",
 }
 

@@ -17,7 +17,7 @@ from support.tiny import run_here, succeeded, train_flags, train_here
     ("softmax_lm_kda", "", "'kda' does not exist in softmax attention: pass --arch linear_lm_kda"),
     ("linear_lm", "--linear-rule deltas", "unknown linear rule 'deltas' (did you mean 'delta'?)"),
     ("linear_lm", "--linear-rule kda", "pass --feature-map silu --scale-queries --linear-norm rmsnorm"),
-    ("linear_lm_delta", "--encoding alibi", "only rotates queries and keys, not 'alibi': use liere, lrpe,"),
+    ("linear_lm_delta", "--encoding alibi", "only rotates queries and keys, not 'alibi': use axial_rope,"),
     ("linear_lm_kda", "--encoding liere", "kda decays features, which liere mixes in other ways"),
     ("linear_lm_delta", "--linear-backend fla", "has no backend fla: pass --linear-backend auto"),
     ("linear_lm_delta", "--randomized-positions 64", "does not support --linear-rule delta"),

@@ -18,7 +18,7 @@ from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.definition.setting_differences import is_non_identifying
 from fairseq_lrpe.experiments.definition.settings import validate
-from fairseq_lrpe.methods import foreign_encoding, method_flags
+from fairseq_lrpe.method_flags import foreign_encoding, method_flags
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, read_file, visible_files, without_mark
 from fairseq_lrpe.utils.suggest import choices

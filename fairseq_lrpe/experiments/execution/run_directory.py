@@ -17,7 +17,7 @@ from typing import IO
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.setting_differences import setting_differences
 from fairseq_lrpe.experiments.execution.run_files import read_settings
-from fairseq_lrpe.methods import foreign_encoding
+from fairseq_lrpe.method_flags import foreign_encoding
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file
 from fairseq_lrpe.utils.subprocesses import threads_in

@@ -131,7 +131,7 @@ def pretrained(path: Path) -> dict:
     if "_roberta" not in str(model["_name"]):
         expected = "linear_roberta_... or softmax_roberta_..."
         raise UserError(f"{path} has the architecture {model['_name']}: expected {expected}")
-    from fairseq_lrpe.config import method_flags  # imports fairseq, which takes seconds
+    from fairseq_lrpe.config_parts import method_flags  # imports fairseq, which takes seconds
 
     flags = {name: model[name] for name in SHAPE} | method_flags(Namespace(**model))
     flags["max_positions"] = model["max_positions"] or task.get("tokens_per_sample") or task["max_positions"]
