@@ -90,6 +90,7 @@ class FairseqSelfAttention(AddedArguments, FairseqIncrementalState, SelfAttentio
         position_index: PositionIndex | None = None,
         state: AttentionState | None = None,
         return_state: bool = False,
+        document_ids: None = None,
         **_,
     ) -> tuple[Tensor, AttentionState | None]:
         """Computes self-attention with the call signature of fairseq's attention.
@@ -109,6 +110,7 @@ class FairseqSelfAttention(AddedArguments, FairseqIncrementalState, SelfAttentio
             position_index: positions of the tokens if they are not consecutive.
             state: the state that the previous call returned, if there is no incremental state.
             return_state: whether to return the state for the next call, if there is no incremental state.
+            document_ids: must be None, because fairseq's models do not pack documents.
             **_: fairseq's other arguments, which are ignored. ``attn_mask`` is not needed, because the
                 encoding determines whether attention is causal.
 
@@ -116,8 +118,12 @@ class FairseqSelfAttention(AddedArguments, FairseqIncrementalState, SelfAttentio
             The output (Lq, B, E), and in place of fairseq's attention weights the state or None.
 
         Raises:
-            ValueError: if there are fewer keys than queries.
+            ValueError: if there are fewer keys than queries, or for ``document_ids``.
         """
+        if document_ids is not None:
+            raise ValueError(
+                "fairseq's attention does not support document_ids: use LinearAttention or SoftmaxAttention"
+            )
         saved = self._get_input_buffer(incremental_state) or DecodingState(state)
         if 0 < self.segment_length == saved.segment_position:
             saved = self._next_segment(saved)

@@ -16,7 +16,8 @@ from fairseq_lrpe.attention import (
     apply_encoding,
     attention_bias,
 )
-from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
+from fairseq_lrpe.encodings import ENCODINGS, build_encoding
 from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.documents import Documents, by_document, document_ids_from_cu_seqlens
@@ -359,3 +360,10 @@ def test_wrong_calls(call, message):
     with pytest.raises((ValueError, TypeError), match=re.escape(message)) as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+def test_attention_of_fairseqs_models_does_not_ignore_documents():
+    module = FairseqSoftmaxAttention(build_encoding("rope", num_heads=2, head_dim=4, causal=True))
+    x = torch.randn(5, 1, 8)
+    with pytest.raises(ValueError, match="does not support document_ids: use LinearAttention or Softmax"):
+        module(x, document_ids=torch.tensor([[0, 0, 1, 1, 1]]))
