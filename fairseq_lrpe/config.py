@@ -249,8 +249,9 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
     """
     check_position(cfg, embed_dim, num_heads)
     shared |= {"num_heads": num_heads, "head_dim": embed_dim // num_heads}
-    for option in encoding_options(ENCODINGS[cfg.encoding]):
-        shared[option] = getattr(cfg, option_flag(cfg.encoding, option))
+    for option, default in encoding_options(ENCODINGS[cfg.encoding]).items():
+        # An encoding that was registered after the flags were created has no flags for its options.
+        shared[option] = getattr(cfg, option_flag(cfg.encoding, option), default)
     with user_errors():
         encoding = build_encoding(cfg.encoding, **shared)
         if cfg.rope_scaling:

@@ -42,7 +42,7 @@ class DeltaAttention(SelfAttention):
     keys and values are those of the other attention modules.
 
     Features that an encoding rotates together share one decay in "kda"; see
-    :func:`fairseq_lrpe.encodings.delta_rules.decay_of_rotated_features`. The state for decoding, S and the
+    ``encodings.delta_rules.decay_of_rotated_features``. The state for decoding, S and the
     last three inputs, has a constant size. Training takes O(L d²) time per head. For the convolutions,
     padding between tokens is a row of zeros.
 

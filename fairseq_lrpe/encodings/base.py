@@ -172,6 +172,7 @@ def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]
     Args:
         name: name of the encoding, a value of ``--encoding``.
         **option_help: help text of each option, which becomes the flag ``--<name>-<option>`` of every model.
+            Those of options that are inherited from a registered class can be omitted.
 
     Raises:
         TypeError: if the help texts are not those of the class's options.
@@ -179,13 +180,15 @@ def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]
 
     def register(cls):
         options = encoding_options(cls)
-        if set(option_help) != set(options):
+        inherited = {option: getattr(cls, "option_help", {}).get(option) for option in options}
+        texts = {option: text for option, text in inherited.items() if text is not None} | option_help
+        if set(texts) != set(options):
             raise TypeError(
-                f"{cls.__name__} has options {sorted(options)} but help texts for {sorted(option_help)}: "
+                f"{cls.__name__} has options {sorted(options)} but help texts for {sorted(texts)}: "
                 "pass one for each option"
             )
         cls.name = name
-        cls.option_help = option_help
+        cls.option_help = texts
         ENCODINGS[name] = cls
         return cls
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.mixins import InputsMixin
-from fairseq_lrpe.encodings.rope import BASE_HELP, RoPE
+from fairseq_lrpe.encodings.rope import RoPE
 from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.ops.rope_scaling import ROPE_BASE
 
@@ -65,7 +65,7 @@ class FoX(ForgetGate):
     """
 
 
-@register_encoding("fox_rope", no_bias=NO_BIAS_HELP, bias=BIAS_HELP, base=BASE_HELP)
+@register_encoding("fox_rope", no_bias=NO_BIAS_HELP, bias=BIAS_HELP)
 class FoXRoPE(ForgetGate, RoPE):
     """FoX with RoPE's rotation of q and k (Lin et al. 2025); the base of the authors' models is 500,000."""
 

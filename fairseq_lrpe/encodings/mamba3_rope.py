@@ -44,7 +44,8 @@ class Mamba3RoPE(AccumulatedRotation):
     def input_features(self, x: Tensor) -> Tensor:
         """Returns the angles Δ π tanh(a·x) by which each token turns (B, H, n, d/2)."""
         velocity = math.pi * torch.tanh(at_least_float32(self.velocity(x)))
-        step = F.softplus(at_least_float32(self.step(x))).transpose(1, 2)
+        # As softplus, which torch.compile cannot differentiate before a transposition.
+        step = -F.logsigmoid(-at_least_float32(self.step(x))).transpose(1, 2)
         return step[..., None] * velocity[:, None]
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:

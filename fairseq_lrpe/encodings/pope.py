@@ -49,10 +49,15 @@ class PoPE(RotaryEncoding):
         q_table, k_table = position_tables(self.position_table, q, k, context)
         delta = self.delta.to(k_table.real.dtype).clamp(-2 * math.pi, 0)
         k_phase = torch.polar(torch.ones_like(delta), delta)[:, None]
-        q = complex_features(F.softplus(q), q_table).to(q.dtype)
-        k = complex_features(F.softplus(k), k_table * k_phase).to(k.dtype)
+        q = complex_features(_softplus(q), q_table).to(q.dtype)
+        k = complex_features(_softplus(k), k_table * k_phase).to(k.dtype)
         return self.with_attention_factor(q, k)
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         self.check_shift()
         return rotate_halves(k, self.position_table(k[:, :, :1], shift).conj())
+
+
+def _softplus(x):
+    # torch.compile cannot differentiate F.softplus of a transposed tensor.
+    return -F.logsigmoid(-x)

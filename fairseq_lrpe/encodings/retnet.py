@@ -5,12 +5,12 @@ from torch import Tensor
 
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.context import START, Context
-from fairseq_lrpe.encodings.rope import BASE_HELP, RoPE
+from fairseq_lrpe.encodings.rope import RoPE
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options
 
 
-@register_encoding("retnet", base=BASE_HELP)
+@register_encoding("retnet")
 class RetNet(RoPE):
     """RoPE with the decay γ_h = 1 − 2^(−5−h), h = 0..H−1 (RetNet, Sun et al. 2023, Eqs. 5 and 8).
 

@@ -10,10 +10,8 @@ from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rope_scaling import ROPE_BASE
 from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype
 
-BASE_HELP = "base of the angles of rotations, 10000 in the paper"
 
-
-@register_encoding("rope", base=BASE_HELP)
+@register_encoding("rope", base="base of the angles of rotations, 10000 in the paper")
 class RoPE(RotaryEncoding):
     """Rotates the pair (x_2t, x_2t+1) at position s by s·base^(-2t/d), t < d/2 (Su et al. 2021, Eq. 15).
 

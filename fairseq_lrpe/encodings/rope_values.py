@@ -5,10 +5,10 @@ from torch import Tensor
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.mixins import ValuesMixin
-from fairseq_lrpe.encodings.rope import BASE_HELP, RoPE
+from fairseq_lrpe.encodings.rope import RoPE
 
 
-@register_encoding("rope_values", base=BASE_HELP)
+@register_encoding("rope_values")
 class RoPEValues(ValuesMixin, RoPE):
     """RoPE that also rotates the values by their positions (Su 2021, survey, after Eq. 17).
 

@@ -5,10 +5,10 @@ from torch import Tensor
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.mixins import ValuesMixin
-from fairseq_lrpe.encodings.rope import BASE_HELP, RoPE
+from fairseq_lrpe.encodings.rope import RoPE
 
 
-@register_encoding("roper", base=BASE_HELP)
+@register_encoding("roper")
 class RoPER(ValuesMixin, RoPE):
     """RoPE that also rotates values by their positions, and outputs back (Harik and Jayasiri 2022).
 

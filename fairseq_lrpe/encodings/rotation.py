@@ -76,7 +76,7 @@ class RotaryEncoding(TableEncoding):
 
 def scalable_encodings() -> list[str]:
     """Returns the sorted names of the registered encodings whose angles can be scaled."""
-    rotary = ((name, cls) for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding))
+    rotary = [(name, cls) for name, cls in ENCODINGS.items() if issubclass(cls, RotaryEncoding)]
     # A class that has the property ``scalable`` decides by its options.
     return sorted(name for name, cls in rotary if cls.scalable is not False)
 

@@ -69,7 +69,7 @@ def angles(encoding, x):
         return torch.stack([rope_angles(t) for t in range(len(x))])[:, None].expand(-1, H, -1)
     if encoding.name == "grape":
         steps = [torch.log(1 + torch.exp(linear(encoding.step, y)))[0] for y in x]
-        rows = [sum(steps[:i], 0 * steps[0]) * encoding.log_theta.exp() for i in range(len(x))]
+        rows = [sum(steps[:i], 0 * steps[0]) * encoding.angles.log_theta.exp() for i in range(len(x))]
         return torch.stack(rows)[:, None].expand(-1, H, -1)
     if encoding.name == "mamba3_rope":
         total, rows = torch.zeros(H, D // 2, dtype=x.dtype), []

@@ -99,7 +99,7 @@ CASES = [  # (encoding, options, {name in the state dict: shape})
     ("selective_rope", {"rank": 3}, ANGLES | {"w_in.weight": (3, E), "w_out.weight": (E // 2, 3)}),
     ("selective_rope_fox", {}, ANGLES | GATE),
     ("selective_rope_gla", {}, RANK_32 | DECAY),
-    ("grape", {}, {"step.weight": (1, E), "step.bias": (1,), "log_theta": (D // 2,)}),
+    ("grape", {}, {"step.weight": (1, E), "step.bias": (1,), "angles.log_theta": (D // 2,)}),
     ("mamba3_rope", {}, {"velocity.weight": (D // 2, E), "step.weight": (H, E), "step.bias": (H,)}),
     ("content_bias", {"rank": 5, "extent": 7}, {"w_r.weight": (H * 5, E), "p": (5, 7)}),
     ("wall", {}, {"gate.weight": (E, E), "gate.bias": (E,)}),

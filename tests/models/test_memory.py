@@ -20,7 +20,8 @@ RELATIVE = [
 ARCHITECTURES = architectures("lm", RELATIVE)
 SOME = [arch for arch in architectures("lm") if not arch.endswith("tupe_r")]
 UNSHIFTABLE = [
-    f"linear_lm_{name}" for name in "spe conv_spe cosformer selective_rope selective_rope_fox".split()
+    f"linear_lm_{name}"
+    for name in "spe conv_spe cosformer selective_rope selective_rope_fox grape mamba3_rope".split()
 ]
 SHIFTABLE = [arch for arch in ARCHITECTURES if arch.startswith("linear") and arch not in UNSHIFTABLE]
 LENGTH = 24

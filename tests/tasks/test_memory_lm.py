@@ -177,7 +177,7 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
     ("--clamp-length 5", "--clamp-length is not supported by rope"),
     ("--arch softmax_lm_tupe_r", "tupe uses absolute positions"),
     ("--token-positions learned", "learned token positions restart in each segment"),
-    ("--checkpoint-activations", "with a memory, --checkpoint-activations and"),
+    ("--checkpoint-activations", "a memory supports no --checkpoint-activations and"),
     ("--batch-size 2", "an update must have all 4 streams"),
     ("--streams 3000 --batch-size 3000", "3,000 streams, but a segment of 16 needs 17"),
 ])  # fmt: skip

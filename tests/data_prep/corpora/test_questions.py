@@ -266,7 +266,7 @@ def test_unpaired_surrogates_are_left_out_and_counted(place, tmp_path, capsys):
     (one_answer([{"text": "b", "answer_start": "2"}]), "answer_start is of type str instead of int"),
     (one_answer([{"text": "b"}]), "(KeyError('answer_start'))"),
     (one_answer({"text": ["b"], "answer_start": [2]}), "answers is of type dict instead of list"),
-    (one_answer([{"text": "b", "answer_start": 2}]), "has only 1 rows, but --cut requests 2 + 1: reduce"),
+    (one_answer([{"text": "b", "answer_start": 2}]), "only 1 rows, but --cut requests 2 + 1: request fewer"),
     (squad([paragraph(0)] * 2), "2 rows for train, but the next 6 belong together"),
 ])  # fmt: skip
 def test_invalid_files_and_cuts_are_errors(content, message, tmp_path):
