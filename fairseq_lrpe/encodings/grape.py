@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -44,7 +45,7 @@ class GRAPE(AccumulatedRotation):
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         sums = self.sums(context, 1) - to_float64(context.input_features())
-        return self.rotate(q, k, sums * self.angles().to(sums.device))
+        return self.rotate(q, k, sums * self.angles().to(sums))
 
 
 class _Angles(Float32Parameters):
@@ -54,7 +55,8 @@ class _Angles(Float32Parameters):
 
     def __init__(self, theta: Tensor):
         super().__init__()
-        self.log_theta = nn.Parameter(theta.log().float())
+        log_theta = torch.empty(theta.shape, dtype=torch.float32)  # on the default device
+        self.log_theta = nn.Parameter(log_theta.copy_(theta.log()))
 
     def forward(self) -> Tensor:
         """Returns θ in float64."""

@@ -59,5 +59,5 @@ class PoPE(RotaryEncoding):
 
 
 def _softplus(x):
-    # torch.compile cannot differentiate F.softplus of a transposed tensor.
-    return -F.logsigmoid(-x)
+    # torch.compile cannot differentiate softplus of a transposed tensor.
+    return F.softplus(x.contiguous())
