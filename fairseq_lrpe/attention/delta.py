@@ -11,7 +11,7 @@ from fairseq_lrpe.attention.linear import LINEAR_RULES, RMS_EPS, InputDtypeRMSNo
 from fairseq_lrpe.attention.rows import select_rows
 from fairseq_lrpe.attention.state import STATE_REMEDY, complete_state
 from fairseq_lrpe.encodings import Encoding
-from fairseq_lrpe.encodings.delta_rules import check_delta_rule, decay_of_rotated_features
+from fairseq_lrpe.encodings.delta_rules import check_delta_rule, check_norms, decay_of_rotated_features
 from fairseq_lrpe.encodings.transformations import shift_keys
 from fairseq_lrpe.ops import delta_rule
 from fairseq_lrpe.ops.normalization import unit_vectors
@@ -132,7 +132,7 @@ class DeltaAttention(SelfAttention):
         # Normalized in float32, because the rule relies on norms of 1.
         q = unit_vectors(at_least_float32(q)) * self.head_dim**-0.5
         k = unit_vectors(at_least_float32(k))
-        self._check_norms()
+        check_norms(self.encoding)
         q, k = self.encoding(q, k, context)
         beta, log_decay = gates.split([1, gates.size(-1) - 1], dim=-1)
         if self.rule == "gated_delta":
@@ -149,13 +149,6 @@ class DeltaAttention(SelfAttention):
             state=state,
             return_state=True,
         )
-
-    def _check_norms(self):
-        scaling = getattr(self.encoding, "rope_scaling", None)
-        if scaling is not None and scaling.attention_factor != 1.0:
-            raise ValueError(
-                f"the scaling {scaling.type} multiplies keys, whose norms must be 1 in a delta rule: use ntk"
-            )
 
     @torch.no_grad()
     def restart_positions(self, state: AttentionState) -> AttentionState:

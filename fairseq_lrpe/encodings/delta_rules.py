@@ -27,11 +27,21 @@ def check_delta_rule(rule: str, encoding: Encoding) -> None:
             f"the linear rule {rule} needs an encoding that only rotates queries and keys, not "
             f"{encoding.name!r}: use {', '.join(filter(_only_rotates, sorted(ENCODINGS)))}"
         )
+    check_norms(encoding)
     rotated = encoding.rotated_features
     if rule == "kda" and (rotated == "all" or (rotated and encoding.head_dim % 2)):
         raise ValueError(
             f"the linear rule kda decays features, which {encoding.name} mixes in other ways than in pairs: "
             "use gated_delta, or an encoding that rotates pairs of features and an even head dimension"
+        )
+
+
+def check_norms(encoding: Encoding) -> None:
+    """Raises a ValueError if the scaling of an encoding's angles also multiplies keys."""
+    scaling = getattr(encoding, "rope_scaling", None)
+    if scaling is not None and scaling.attention_factor != 1.0:
+        raise ValueError(
+            f"the scaling {scaling.type} multiplies keys, whose norms must be 1 in a delta rule: use ntk"
         )
 
 

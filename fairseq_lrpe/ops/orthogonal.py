@@ -22,7 +22,8 @@ def cayley(generator: Tensor, size: int) -> Tensor:
     matrix = matrix.index_put(tuple(upper), generator)
     a = matrix - matrix.mT
     identity = torch.eye(size, dtype=a.dtype, device=a.device)
-    return torch.linalg.solve(identity + a, identity - a, left=False)
+    # Unlike torch.linalg.solve, solve_ex reads no error code from a GPU.
+    return torch.linalg.solve_ex(identity + a, identity - a, left=False).result
 
 
 def upper_triangle(size: int, device: torch.device) -> Tensor:

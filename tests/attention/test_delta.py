@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from support.pairwise_scores import in_parts, rotated
 from support.tensors import assert_same, randn, randomized, with_gradients
+from support.tiny_models import build_small
 
 from fairseq_lrpe.attention import DeltaAttention, LinearAttention, MultiheadDeltaAttention, SoftmaxAttention
 from fairseq_lrpe.attention.fairseq_adapter import build_attention
@@ -17,6 +18,7 @@ from fairseq_lrpe.config_parts import method_flags
 from fairseq_lrpe.encodings import ENCODINGS, START, InputsMixin, build_encoding
 from fairseq_lrpe.encodings.delta_rules import check_delta_rule
 from fairseq_lrpe.encodings.rotation import scale_rotations
+from fairseq_lrpe.experiments.inference.load import _scale_rotations
 from fairseq_lrpe.methods import METHODS, architecture, check_method
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
@@ -341,3 +343,11 @@ def test_invalid_calls():
         module(x)
     scale_rotations(module, RopeScaling("ntk", 4.0, 8))
     assert module(x).isfinite().all()
+
+
+def test_scalings_that_multiply_keys_are_refused_for_trained_models():
+    """Before the model reads a text."""
+    model = build_small("linear_lm_delta", encoding="rope")
+    _scale_rotations(model, RopeScaling("ntk", 4))
+    with pytest.raises(UserError, match="the scaling yarn multiplies keys"):
+        _scale_rotations(model, RopeScaling("yarn", 4, 16))

@@ -19,6 +19,8 @@ from support.tiny import run_here, succeeded, train_flags, train_here
     ("linear_lm", "--linear-rule kda", "pass --feature-map silu --scale-queries --linear-norm rmsnorm"),
     ("linear_lm_delta", "--encoding alibi", "only rotates queries and keys, not 'alibi': use axial_rope,"),
     ("linear_lm_kda", "--encoding liere", "kda decays features, which liere mixes in other ways"),
+    ("linear_lm_delta", "--encoding rope --rope-scaling yarn:4:64",
+     "the scaling yarn multiplies keys, whose norms must be 1 in a delta rule: use ntk"),
     ("linear_lm_delta", "--linear-backend fla", "has no backend fla: pass --linear-backend auto"),
     ("linear_lm_delta", "--randomized-positions 64", "does not support --linear-rule delta"),
     ("linear_lm_tmlr_type1", "--feature-map exp", "unknown feature map 'exp': choose from elu"),

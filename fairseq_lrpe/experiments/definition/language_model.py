@@ -72,6 +72,7 @@ class ModelFlags:
             UserError: if the text is invalid, or the model's encoding cannot be scaled.
         """
         from fairseq_lrpe.encodings import build_encoding
+        from fairseq_lrpe.encodings.delta_rules import check_norms
         from fairseq_lrpe.encodings.rotation import scale_rotations
         from fairseq_lrpe.ops.rope_scaling import RopeScaling
 
@@ -80,7 +81,10 @@ class ModelFlags:
         sizes = {"num_heads": self.heads, "head_dim": head_dim, "causal": True, "layers": self.layers}
         with user_errors():
             scaling = RopeScaling.parse(text, factor=max(1.0, length / trained), original_length=trained)
-            scale_rotations(build_encoding(self.encoding, **sizes, **self.encoding_options()), scaling)
+            encoding = build_encoding(self.encoding, **sizes, **self.encoding_options())
+            scale_rotations(encoding, scaling)
+            if self.flags.get("linear_rule", "additive") != "additive":
+                check_norms(encoding)
         return scaling
 
     def max_length(self) -> tuple[float, str]:

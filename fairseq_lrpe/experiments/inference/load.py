@@ -9,8 +9,10 @@ import torch
 from fairseq import checkpoint_utils, utils
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
+from fairseq_lrpe.attention import DeltaAttention
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
+from fairseq_lrpe.encodings.delta_rules import check_norms
 from fairseq_lrpe.encodings.rotation import scale_rotations
 from fairseq_lrpe.experiments.execution.run_files import evaluated_checkpoint, read_settings
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
@@ -135,6 +137,9 @@ def _scale_rotations(model, scaling):
         raise UserError(f"rope_scaling {wrong}: omit it")
     with user_errors():
         scale_rotations(model, scaling)
+        for module in model.modules():
+            if isinstance(module, DeltaAttention):
+                check_norms(module.encoding)
 
 
 def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
