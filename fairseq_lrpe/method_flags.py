@@ -30,7 +30,8 @@ def option_flags() -> dict[str, str]:
     return flags
 
 
-def method_flags() -> list[str]:
+def flag_names() -> list[str]:
+    """Returns the names of all flags of methods and of options of encodings."""
     return [*SHARED_FLAGS, *option_flags()]
 
 

@@ -5,7 +5,7 @@ import re
 from support.tiny import REPOSITORY
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
-from fairseq_lrpe.method_flags import method_flags
+from fairseq_lrpe.method_flags import flag_names
 
 PAGE = (REPOSITORY / "docs/deviations.md").read_text()
 ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith("|")][2:]
@@ -21,7 +21,7 @@ def test_every_row_is_complete():
 
 def test_every_override_is_a_setting():
     keys = {key for *_, undone in ROWS for key in re.findall(r"([a-z][a-z\d_.]*)=", undone)}
-    known = {f"train.{flag}" for flag in method_flags()}
+    known = {f"train.{flag}" for flag in flag_names()}
     for name in experiments():
         cfg = Experiment.load(name).cfg
         known |= {*cfg, *(f"{part}.{key}" for part in ("train", "batch", "evaluate") for key in cfg[part])}

@@ -18,7 +18,7 @@ from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.definition.setting_differences import is_non_identifying
 from fairseq_lrpe.experiments.definition.settings import validate
-from fairseq_lrpe.method_flags import foreign_encoding, method_flags
+from fairseq_lrpe.method_flags import flag_names, foreign_encoding
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, read_file, visible_files, without_mark
 from fairseq_lrpe.utils.suggest import choices
@@ -277,13 +277,13 @@ def combinations(values: Mapping[str, list]) -> Iterator[dict[str, object]]:
 def applicable_overrides(name: str, overrides: Iterable[str]) -> list[str]:
     """Returns the KEY=VALUE overrides whose keys exist in the experiment ``name``.
 
-    A flag of fairseq-train exists if a YAML file sets it; the flags in ``method_flags`` always exist.
+    A flag of fairseq-train exists if a YAML file sets it; the flags in ``flag_names`` always exist.
     """
     applicable = []
     experiment = Experiment.load(name) if overrides else None
     for text in overrides:
         with suppress(UserError):
             section, key = experiment._locate(text.partition("=")[0])
-            if key in list(section) or (section is experiment.cfg.train and key in method_flags()):
+            if key in list(section) or (section is experiment.cfg.train and key in flag_names()):
                 applicable.append(text)
     return applicable
