@@ -17,7 +17,7 @@ from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Context, encoding_options
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.table import TableSpec, tables
+from fairseq_lrpe.experiments.definition.table_spec import TableSpec, tables
 from fairseq_lrpe.experiments.reporting import blocks, encoding_descriptions
 from fairseq_lrpe.experiments.reporting.answers import causal_only
 from fairseq_lrpe.experiments.reporting.encoding_descriptions import (
