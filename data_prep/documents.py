@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import IO
 
@@ -91,7 +90,8 @@ def _binary(path: Path) -> Iterator[IO[bytes]]:
             with gzip.open(path) as file:
                 yield file
         elif suffix == ZSTD:
-            zstandard = _required("zstandard", path)
+            with _required_package(path):
+                import zstandard
             with zstandard.open(path, "rb") as file:
                 yield io.BufferedReader(file)
         else:
@@ -105,12 +105,13 @@ def _binary(path: Path) -> Iterator[IO[bytes]]:
         raise UserError(f"{path} is damaged ({error}): copy it again") from None
 
 
-def _required(name: str, path: Path):
-    """Imports an optional package that reads a format."""
+@contextmanager
+def _required_package(path: Path) -> Iterator[None]:
+    """Turns the error of importing an optional package, which reads a format, into a UserError."""
     try:
-        return import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
+        yield
+    except ImportError as error:
+        package = error.name.partition(".")[0]
         remedy = f"run `pip install {package}`, which the extra [data] contains"
         raise UserError(f"{path.name} requires the package {package}: {remedy}") from None
 
@@ -172,7 +173,9 @@ def read_parquet(path: Path, columns: list[str], remedy: str) -> Iterator[list[l
 
     If the file lacks a column, the message of the UserError ends in ``remedy``.
     """
-    parquet = _required("pyarrow.parquet", path)
+    with _required_package(path):
+        from pyarrow import parquet
+
     with path.open("rb") as file, _damage_of_arrow(path):
         table = parquet.ParquetFile(file)
         for column in columns:
@@ -188,7 +191,9 @@ def _parquet(path: Path, column: str) -> Iterator[object]:
 
 def _arrow(path: Path, column: str) -> Iterator[object]:
     """Reads a file of datasets' ``save_to_disk``, a stream of Arrow's batches."""
-    ipc = _required("pyarrow.ipc", path)
+    with _required_package(path):
+        from pyarrow import ipc
+
     with path.open("rb") as file, _damage_of_arrow(path):
         batches = ipc.open_stream(file)
         check_column(path, column, batches.schema.names)

@@ -215,10 +215,12 @@ def test_column_of_a_wrong_type(tmp_path):
     assert "x.parquet line 1 has 1 instead of a text; 2 broken lines in total" in message
 
 
-@pytest.mark.parametrize("name, package", [("x.parquet", "pyarrow"), ("x.txt.zst", "zstandard")])
+@pytest.mark.parametrize("name, package", [
+    ("x.parquet", "pyarrow"), ("x.arrow", "pyarrow"), ("x.txt.zst", "zstandard"),
+])  # fmt: skip
 def test_missing_packages_are_named(name, package, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setitem(sys.modules, f"{package}.parquet", None)
+    for module in (package, f"{package}.parquet", f"{package}.ipc"):
+        monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / name).write_bytes(b"x")
     message = error_of("text", "--from", tmp_path / name, "--out", tmp_path / "out")
     assert f"{name} requires the package {package}: run `pip install {package}`" in message
