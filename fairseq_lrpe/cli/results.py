@@ -42,10 +42,17 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_error("results"):
         if not args.table and (args.scale or args.plot_columns or overrides):
             raise UserError("--scale, --plot-columns and KEY=VALUE need --table: add it, or omit them")
+        if not args.table and (args.baseline or args.show_methods):
+            raise UserError("--baseline and --methods need --table: add it, or omit them")
+        if args.over and not (args.experiment and args.plot):
+            raise UserError("--over needs --experiment and --plot: add them, or omit it")
         if (args.format or args.plot) and not (args.table or args.experiment):
             raise UserError("--format and --plot need --table or --experiment: add one, or omit them")
         if args.table:
-            show_table(Table(args.table, args.scale or "full", overrides), args)
+            table = Table(args.table, args.scale or "full", overrides)
+            if args.baseline:
+                table.set_baseline(args.baseline)
+            show_table(table, args)
         elif args.experiment:
             show_experiment(args)
         elif not use_records(args):
@@ -64,8 +71,16 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--scale", choices=SCALES, help=SCALE_HELP)
     text = "output format (default: a text table on a terminal, and Markdown otherwise)"
     parser.add_argument("--format", choices=("markdown", "latex", "csv"), help=text)
+    text = "compare with this method instead of the table's baseline"
+    parser.add_argument("--baseline", metavar="METHOD", help=text)
+    text = "show only the rows of these methods; intervals remain those among all rows"
+    parser.add_argument("--methods", nargs="+", dest="show_methods", metavar="METHOD", help=text)
     text = "write a plot of the validation curves to this file"
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help=text)
+    text = (
+        "with --experiment, plot the first metric over this setting, such as train.lr, instead of the curves"
+    )
+    parser.add_argument("--over", metavar="KEY", help=text)
     text = "write a plot of the table's measured numbers over its columns to this file, one line per row"
     parser.add_argument("--plot-columns", type=image_path, metavar="FILE.png", help=text)
     return parser
@@ -77,7 +92,10 @@ def show_table(table: Table, args: Namespace) -> None:
     from fairseq_lrpe.experiments.reporting.encoding_descriptions import row_kind
 
     records = tables.read_table_runs(table, args.results)
-    summary = tables.print_results(table, records, args.format)
+    methods = args.show_methods
+    if methods and table.settings.baseline:
+        methods = [*methods, table.settings.baseline]
+    summary = tables.print_results(table, records, args.format, methods)
     if args.plot:
         plots.plot_table(table, records, args.plot)
     if args.plot_columns:
@@ -87,11 +105,13 @@ def show_table(table: Table, args: Namespace) -> None:
 
 def show_experiment(args: Namespace) -> None:
     """Prints all runs of an experiment and, if requested, plots their validation curves."""
-    from fairseq_lrpe.experiments.reporting import plots, tables
+    from fairseq_lrpe.experiments.reporting import plots, sweep_plot, tables
 
     records = tables.read_experiment_runs(args.experiment, args.results)
     tables.print_runs(records, args.format)
-    if args.plot:
+    if args.over:
+        sweep_plot.plot_sweep(args.experiment, records, args.over, args.plot)
+    elif args.plot:
         plots.plot_curves(args.experiment, plots.experiment_lines(records), args.plot)
 
 

@@ -67,7 +67,7 @@ def make_parser() -> ArgumentParser:
     text = "write a plot of the validation curves to this file"
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help=text)
     add_estimate_flags(parser)
-    parser.set_defaults(format=None, plot_columns=None)  # as in `lrpe results`
+    parser.set_defaults(format=None, plot_columns=None, show_methods=None)  # as in `lrpe results`
     return parser
 
 

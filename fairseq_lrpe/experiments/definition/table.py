@@ -197,7 +197,7 @@ class Table(TableSpec):
         Needed runs of other experiments come first, and the others are sorted by seed, so that the methods
         can be compared early.
         """
-        self._check_methods(methods)
+        self.check_methods(methods)
         wanted = set(map(canonical, methods))
         ordered: dict[Run, None] = {}
         first = set()
@@ -217,7 +217,14 @@ class Table(TableSpec):
                     add(run)
         return sorted(ordered, key=lambda run: (run not in first, run.seed))
 
-    def _check_methods(self, methods):
+    def set_baseline(self, method: str) -> None:
+        """Makes a method the one with which the others of the same attention are compared."""
+        self.check_methods([method])
+        methods = {canonical(row.method): row.method for row in self.rows if row.method}
+        self.settings.baseline = methods[canonical(method)]
+
+    def check_methods(self, methods: Collection[str]) -> None:
+        """Raises UserError if no row with runs has one of the methods."""
         known = {}
         for cell in self.cells:
             if cell.runs:

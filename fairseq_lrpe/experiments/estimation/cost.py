@@ -7,6 +7,7 @@ task's mean length (``GLUE``).
 """
 
 import math
+import warnings
 from argparse import Namespace
 from dataclasses import dataclass, replace
 from functools import cache
@@ -144,7 +145,9 @@ def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
     flags = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
     with unchecked_arguments():  # build_model checks the flags; data and GPUs may be missing here
         args = options.parse_args_and_arch(options.get_training_parser(), flags)
-    cfg = convert_namespace_to_omegaconf(args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of hydra, about fairseq's own calls
+        cfg = convert_namespace_to_omegaconf(args)
     task = make_task(args.task, cfg.task, corpus)
     with meta_device():
         model = models.build_model(cfg.model, task).to("meta")

@@ -23,6 +23,8 @@ PEAKS = {
     "h100": {"fp16": 989e12, "bf16": 989e12, "fp32": 67e12},
 }
 """{GPU: {precision: peak FLOP/s of dense matrix products}}"""
+GIGABYTES = {"v100": 16, "a100": 40, "h100": 80}
+"""{GPU: memory in GB of its smallest version}"""
 NEUTRAL = (
     "train.lr",
     "train.clip_norm",
@@ -75,6 +77,7 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
     total = 0.0
     is_estimated = False
     problems: dict[str, None] = {}
+    too_large = []
     for run, group in group_by_cost(jobs).items():
         finished = sum(is_trained(job) for job in group)
         count = f"{len(group):,}" + (f", {finished:,} finished" if finished else "")
@@ -86,6 +89,10 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
             table.add_row(name, count, *["-"] * (len(COLUMNS) - 1))
             continue
         is_estimated = True
+        if estimate.memory > GIGABYTES[args.on] * 1e9:
+            needed = f"{name} needs {number(estimate.memory / 1e9)} GB"
+            existing = f"the {GIGABYTES[args.on]} GB of a {args.on}"
+            too_large.append(f"{needed}, more than {existing}: reduce batch.per_gpu, or use another GPU.")
         arithmetic = estimate.flops / (UTILIZATION * peak * gpus)
         hours = max(arithmetic, estimate.host) / 3600
         total += hours * (len(group) - finished)
@@ -105,6 +112,8 @@ def show_estimate(jobs: Iterable[Job], args: Namespace) -> None:
     print_wide(table)
     print(f"Not finished: {number(total)} hours on {gpus} × {args.on}, one training after the other.")
     print_assumptions(peak, jobs[0].precision, PASS_CALL, UPDATE_CALL)
+    for message in too_large:
+        print(message)
     for problem in problems:
         print(f"Not estimated: {problem}.")
     print("Evaluations are not included. docs/cluster.md explains the numbers.")

@@ -50,6 +50,7 @@ class Job:
     cpu: bool = True
     precision: str | None = "fp32"  # None if the machine will choose it
     compile: str | None = None  # mode of --compile, or None for that of the experiment
+    report_to: str | None = None  # the logger of fairseq that is used, "tensorboard" or "wandb"
     rendezvous: str | None = None  # HOST:PORT at which the nodes connect
     extra_flags: list[str] = field(default_factory=list)  # further arguments of fairseq-train
     environment: dict[str, str] = field(default_factory=dict)  # of its commands, besides this process's
@@ -200,8 +201,11 @@ class Job:
         Commands inherit the lock, so that the folder stays locked if this process is killed before they end.
         """
         locks = [self.lock.fileno()] if self.lock else []
+        environment = self.environment
+        if self.report_to == "wandb":
+            environment = {**environment, "WANDB_NAME": str(self.run)}  # otherwise, all are "checkpoints"
         return {
-            "environment": self.environment,
+            "environment": environment,
             "stop": self.stop,
             "cwd": REPOSITORY,
             "pass_fds": locks,

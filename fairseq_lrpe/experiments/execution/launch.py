@@ -6,6 +6,7 @@ import socket
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -20,6 +21,9 @@ from fairseq_lrpe.utils.subprocesses import as_flags, threads_in
 PRECISIONS = ("fp16", "fp32", "bf16")
 COMPILE_MODES = ("layers", "reduce-overhead")
 """Values of --compile; models/compilation.py explains them."""
+LOGGERS = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+"""{value of --report-to: the package that it needs}"""
+WANDB_PROJECT = "fairseq-lrpe"
 BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
 PORTS = range(10_000, 32_768)
 OWN_FLAGS = """
@@ -46,6 +50,9 @@ def add_machine_flags(parser: ArgumentParser) -> None:
     )
     text += "records CUDA graphs"
     parser.add_argument("--compile", choices=COMPILE_MODES, nargs="?", const="layers", help=text)
+    text = "also log the training in the run's folder for TensorBoard, or to the project fairseq-lrpe of "
+    text += "Weights & Biases"
+    parser.add_argument("--report-to", choices=LOGGERS, help=text)
     add_results_flag(parser)
     text = "print the commands without running them, as if the GPUs requested by --gpus were available"
     parser.add_argument("--dry-run", action="store_true", help=text)
@@ -92,8 +99,18 @@ def choose_machine(args: Namespace, jobs: int = 1) -> dict[str, object]:
         "cpu": cpu,
         "precision": precision,
         "compile": args.compile,
+        "report_to": check_logger(args.report_to),
         "rendezvous": rendezvous,
     }
+
+
+def check_logger(name: str | None) -> str | None:
+    """Returns the value of --report-to; raises UserError if its package is missing."""
+    if name is not None and find_spec(LOGGERS[name]) is None:
+        raise UserError(
+            f"--report-to {name} needs the package {LOGGERS[name]}: run `pip install {LOGGERS[name]}`"
+        )
+    return name
 
 
 def check_gpus(gpus: int, jobs: int, available: int) -> None:
@@ -149,12 +166,22 @@ def train_command(job: Job) -> list[str]:
         "distributed_world_size": max(job.gpus, 1) * job.nodes,
         job.precision: job.precision != "fp32",
         "cpu": job.cpu,
+        **logger_flags(job),
         **process_flags(job),
     }
     folders = [str(display_path(folder)) for folder in job.kind.folders(cfg)]
     data = [os.pathsep.join(folders)] if folders else []
     words = [*launcher(job), *data, *as_flags(flags), *job.extra_flags]
     return [str(word) for word in words]
+
+
+def logger_flags(job: Job) -> dict[str, object]:
+    """Returns {name: value} of the flags of fairseq's logger that --report-to selects."""
+    if job.report_to == "tensorboard":
+        return {"tensorboard_logdir": display_path(job.folder / "tensorboard")}
+    if job.report_to == "wandb":
+        return {"wandb_project": WANDB_PROJECT}
+    return {}
 
 
 def process_flags(job: Job) -> dict[str, object]:

@@ -9,6 +9,7 @@ import pandas as pd
 from fairseq_lrpe.experiments.definition.run import experiment_of, is_seed
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.differences import INTERVALS, Differences
+from fairseq_lrpe.experiments.reporting.recorded_results import is_recorded, read_recorded
 from fairseq_lrpe.experiments.reporting.records import read_run
 from fairseq_lrpe.experiments.reporting.renderers import Section
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord, readable
@@ -25,20 +26,39 @@ def read_seeds(folder: Path) -> list[RunRecord]:
     """Returns the records of all seeds of a run, including damaged ones.
 
     Args:
-        folder: the folder of one seed, or the folder that contains the folders of all seeds.
+        folder: the folder of one seed, or the folder that contains the folders of all seeds. Recorded runs
+            have no folders of their own: theirs is the one that they would have in the recorded results.
 
     Raises:
         UserError: if the folder is not that of a run, or all seeds are damaged.
     """
     parent = folder.parent if folder.name.startswith("seed-") else folder
+    recorded = next(filter(is_recorded, parent.parents), None)
+    if recorded is not None:
+        return _recorded_seeds(parent, recorded)
     results = _results_folder(parent)
-    folders = sorted(path for path in parent.iterdir() if is_seed(path) and path.is_dir())
+    folders = []
+    if parent.is_dir():
+        folders = sorted(path for path in parent.iterdir() if is_seed(path) and path.is_dir())
     if results is None or not folders:
         raise UserError(f"{folder} is not the folder of a run, such as results/lm/mini/linear_rope/seed-1")
     records = [read_run(path, results) for path in folders]
     if not readable(records):
         raise UserError(f"{records[0].folder} cannot be read: {records[0].problem}")
     return records
+
+
+def _recorded_seeds(folder, recorded):
+    """Returns the records of all seeds of the run that would have the folder ``folder``."""
+    found = []
+    for record in read_recorded(recorded):
+        if (recorded / str(record.run)).parent == folder:
+            found.append(record)
+    if not found:
+        raise UserError(
+            f"{recorded} has no record of {folder.relative_to(recorded)}: `lrpe results` shows them"
+        )
+    return found
 
 
 def _results_folder(folder):

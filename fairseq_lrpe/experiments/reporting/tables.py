@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +15,7 @@ from fairseq_lrpe.experiments.reporting.differences import INTERVALS, corrected_
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, heading
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord, by_run, readable, with_current_settings
+from fairseq_lrpe.methods import aliases
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.numbers import format_number
 
@@ -71,9 +72,26 @@ def omissions(records: Iterable[RunRecord]) -> Iterator[str]:
         yield f"numbers of {runs} are not shown: {reason}"
 
 
-def print_results(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
-    """Prints a table and returns its summary; ``format`` is "csv" or a format of ``renderers.show``."""
+def print_results(
+    table: Table,
+    records: Mapping[Run, RunRecord],
+    format: str | None = None,
+    methods: Collection[str] | None = None,
+) -> pd.DataFrame:
+    """Prints a table and returns its summary.
+
+    Args:
+        table: the table.
+        records: the records of its runs.
+        format: "csv", or a format of ``renderers.show``.
+        methods: the methods whose rows are printed, or None for all. Means, ranks and intervals are those
+            among all rows.
+    """
     summary = summarize(table, records)
+    if methods:
+        table.check_methods(methods)
+        names = {alias for method in methods for alias in aliases(method)}
+        summary = summary[summary["method"].isin(names)]
     if format == "csv":
         renderers.show_csv(summary[aggregate.CSV], "seeds")
     else:
@@ -131,9 +149,11 @@ def _heading(table, summary):
     if chosen:
         yield f"chosen by the mean over all seeds: {'; '.join(chosen)}"
     yield from _tuned_rows(summary)
-    signatures = summary.explode("signatures").dropna(subset="signatures")
-    lines = signatures["column"] + ": " + signatures["metric"] + ", signature " + signatures["signatures"]
-    yield from lines.unique()
+    signatures = {}
+    for cell in summary.itertuples():
+        for signature in cell.signatures:
+            signatures[f"{cell.column}: {cell.metric}, signature {signature}"] = None
+    yield from signatures
 
 
 def _tuned_rows(summary):
@@ -189,7 +209,8 @@ def _grid(cells: pd.DataFrame, texts: Callable) -> pd.DataFrame:
         for suffix, text in texts(cell).items():
             column = heading(cell.column)
             row[f"{column} ({suffix})" if suffix else column] = text
-    return pd.DataFrame(list(rows.values())).fillna("-")
+    # As text columns, pandas would turn Bold into str if pyarrow is installed.
+    return pd.DataFrame(list(rows.values()), dtype=object).fillna("-")
 
 
 def _difference_texts(cell):
@@ -240,7 +261,7 @@ def _ranks(summary, ours):
         for column in ranked["column"].unique():
             rho = correlations.get((attention, column), math.nan)
             last += ["", "needs 3 methods" if math.isnan(rho) else f"{rho:.2f}"]
-        groups += [rows, pd.DataFrame([last], columns=frame.columns)]
+        groups += [rows, pd.DataFrame([last], columns=frame.columns, dtype=object)]
     return pd.concat(groups, ignore_index=True)
 
 

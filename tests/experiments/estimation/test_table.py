@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.tiny import output_of, run_here
+from support.tiny import BIN, output_of, run_command, run_here
 
 from fairseq_lrpe.cli import table, train
 from fairseq_lrpe.experiments.definition.experiment import Experiment
@@ -61,3 +61,12 @@ def test_finished_runs_are_not_counted(tmp_path):
     (folder / "evaluation.json").write_text("{")
     done = run_here(train.main, *words, "--estimate")
     assert done.returncode == 0 and "evaluation.json is damaged" in done.stderr and "hours" in done.stdout
+
+
+def test_models_that_do_not_fit_are_named(tmp_path):
+    """Only on the GPU whose memory is too small, and without warnings of hydra about fairseq's own calls."""
+    words = ["lm/wikitext103", "base", "--estimate", "--results", tmp_path]
+    done = run_command(BIN / "lrpe", "train", *words)
+    needed = "lm/wikitext103/linear_base needs 17 GB, more than the 16 GB of a v100: reduce batch.per_gpu"
+    assert needed in done.stdout and not done.stderr
+    assert "more than" not in output_of(train.main, *words, "--on", "a100")

@@ -13,6 +13,7 @@ from scipy.stats import t, ttest_ind
 from support.tiny import run_here
 
 from fairseq_lrpe.cli import compare as command
+from fairseq_lrpe.cli.results import RECORDED
 from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.experiments.reporting import comparison
 from fairseq_lrpe.methods import METHODS
@@ -133,3 +134,13 @@ def test_wrong_folders(results):
     for folder in b.iterdir():
         (folder / "run.json").write_text("{")
     assert "cannot be read: run.json is damaged (" in run_here(command.main, a, b).stderr
+
+
+def test_recorded_runs():
+    """They have no folders of their own, and are compared like others."""
+    folder = RECORDED / "lm/mini"
+    done = run_here(command.main, folder / "linear_base", folder / "linear_rope/seed-1")
+    assert done.returncode == 0 and "| method | base | rope |" in done.stdout
+    assert re.search(r"\| test \| perplexity \| .* \[.*\] \(3\) \|", done.stdout)
+    done = run_here(command.main, folder / "linear_base", folder / "linear_nothing")
+    assert f"{RECORDED} has no record of lm/mini/linear_nothing: " in done.stderr

@@ -419,3 +419,26 @@ def test_drop_worst(better, values, expected):
     cell = Cell("softmax", "a row", "a column", better=better, drop_worst=True)
     found = aggregate._summarize_cell(cell, cells.Measured(values, len(values)))
     assert (found["mean"], found["seeds"]) == (expected, len(values))
+
+
+def test_other_baseline_and_chosen_rows(runs, capsys):
+    """The numbers of the chosen rows, among them the intervals, are those of the whole table."""
+    arguments = ["--table", "some_table9", "--baseline", "rope"]
+    whole = output(capsys, runs, *arguments)
+    chosen = output(capsys, runs, *arguments, "--methods", "tmlr_type1")
+    assert "Measured difference to rope of the same attention" in whole
+    lines = [line for line in chosen.splitlines() if line.startswith("| linear") and "Spearman" not in line]
+    assert {line.split("|")[2].strip() for line in lines} == {"RoPE", "Type1"}
+    assert all(line in whole.splitlines() for line in lines)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--table", "some_table9", "--baseline", "rpoe"], "the table has no method 'rpoe' (did you mean 'rope'"),
+    (["--table", "some_table9", "--methods", "shaw"], "the table has no method 'shaw'"),
+    (["--experiment", "lm/big", "--baseline", "rope"], "--baseline and --methods need --table: add it"),
+    (["--experiment", "lm/big", "--over", "train.lr"], "--over needs --experiment and --plot: add them"),
+])  # fmt: skip
+def test_wrong_choices(arguments, message, runs, capsys):
+    with pytest.raises(SystemExit) as error:
+        output(capsys, runs, *arguments)
+    assert message in str(error.value)
