@@ -161,7 +161,8 @@ def write_run(folder, curve, valid=None, updates=None):
 
 def configured(folder):
     """Returns the settings in configs of a run's folder, and those of its evaluation "valid", or {}."""
-    from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
+    from fairseq_lrpe.experiments.definition.config_files import experiments
+    from fairseq_lrpe.experiments.definition.experiment import Experiment
     from fairseq_lrpe.experiments.execution.job import Job
     from fairseq_lrpe.experiments.reporting.records import read_run
 

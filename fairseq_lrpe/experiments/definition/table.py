@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
-from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.cell import Cell
-from fairseq_lrpe.experiments.definition.experiment import Experiment, applicable_overrides
+from fairseq_lrpe.experiments.definition.config_files import config_path, experiments, tables
+from fairseq_lrpe.experiments.definition.experiment import LISTING, Experiment, applicable_overrides
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table_settings import (
     EXPERIMENTS,
@@ -25,12 +25,6 @@ from fairseq_lrpe.utils.files import display_path
 from fairseq_lrpe.utils.suggest import choices
 
 
-def tables() -> list[str]:
-    """Returns the names of all tables."""
-    paths = (experiments.CONFIGS / "tables").glob("[!.]*.yaml")
-    return sorted(path.stem for path in paths if path.is_file())
-
-
 class TableSpec:
     """A table as its YAML file and the paper define it: settings, published numbers and rows."""
 
@@ -39,7 +33,7 @@ class TableSpec:
             listing = "`bash scripts/table.sh` lists the tables"
             raise UserError(f"unknown table {name!r}{choices(name, tables(), listing)}")
         self.name = name
-        self.path = experiments.CONFIGS / "tables" / f"{name}.yaml"
+        self.path = config_path(f"tables/{name}")
         self.settings = read_model(self.path, TableSettings)
         self.source: str | None = None
         self.published = PaperTable()
@@ -56,7 +50,7 @@ class TableSpec:
 
     def _check(self, key, what, name, known):
         if name not in known:
-            raise self._error(key, f"unknown {what} {name!r}{choices(name, known, experiments.LISTING)}")
+            raise self._error(key, f"unknown {what} {name!r}{choices(name, known, LISTING)}")
 
     def _check_rows(self):
         """Raises UserError if two rows have the same attention and name."""
@@ -74,7 +68,7 @@ class TableSpec:
             raise self._error(key, error) from None
 
     def _read_published(self):
-        paper = read_model(experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml", Paper)
+        paper = read_model(config_path(f"paper/{self.settings.paper}"), Paper)
         self.source = paper.source
         if self.settings.table is not None:
             self._check("table", "table", self.settings.table, paper.tables)
@@ -87,7 +81,7 @@ class TableSpec:
         others = tables()
         others.remove(self.name)
         self._check("rows_of", "table", name, others)
-        if read_model(self.path.with_name(f"{name}.yaml"), TableSettings).rows_of:
+        if read_model(config_path(f"tables/{name}"), TableSettings).rows_of:
             raise self._error("rows_of", f"{name} has the rows of another table: name that table")
         return [row.model_copy(update={"columns": None, "values": {}}) for row in TableSpec(name).rows]
 
@@ -143,7 +137,7 @@ class Table(TableSpec):
         for column_name, column in self._measured_columns():
             name = column.experiment_at(self.scale)
             key = f"columns.{column_name}.{EXPERIMENTS[self.scale]}"
-            self._check(key, "experiment", name, experiments.experiments())
+            self._check(key, "experiment", name, experiments())
             applicable[name] = None
         for name in applicable:
             applicable[name] = applicable_overrides(name, self.overrides)

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+from fairseq_lrpe import extensions
+from fairseq_lrpe.experiments.definition import config_files
 from fairseq_lrpe.experiments.definition.experiment import read_yaml
 from fairseq_lrpe.experiments.definition.run import Run, as_value
 from fairseq_lrpe.experiments.execution import scheduler
@@ -158,6 +160,7 @@ class SlurmRun(submitit.helpers.Checkpointable):
         requeue = signal.getsignal(signal.SIGUSR2)
         try:
             with exit_on_error("train"):
+                extensions.load()
                 job = replace(self.job, **choose_machine(self.args_on_node()))
                 check(job)
                 execute_run(job)
@@ -249,6 +252,15 @@ def complete_submission(job: Job, number: str) -> None:
             unnamed.rename(path)
 
 
+def exports() -> list[str]:
+    """Returns lines of a job's script that name the user's modules and configs, also with --export=NONE."""
+    lines = []
+    for name, value in {**extensions.variables(), **config_files.variables()}.items():
+        check_control_characters(value, name)
+        lines.append(f"export {name}={shlex.quote(value)}")
+    return lines
+
+
 def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
     python = shlex.quote(PYTHON)
     check_folder(job.folder)
@@ -258,7 +270,11 @@ def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
     if after:
         options["dependency"] = f"afterok:{':'.join(after)}"
     executor.update_parameters(
-        job_name=f"lrpe {job.run}", nodes=args.nodes, ntasks_per_node=1, additional_parameters=options
+        job_name=f"lrpe {job.run}",
+        nodes=args.nodes,
+        ntasks_per_node=1,
+        additional_parameters=options,
+        setup=exports(),
     )
     try:
         # submitit prints what it also raises

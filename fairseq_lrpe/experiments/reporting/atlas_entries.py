@@ -16,8 +16,9 @@ from fairseq_lrpe.attention import DeltaAttention, LinearAttention, SoftmaxAtten
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Context, encoding_options
+from fairseq_lrpe.experiments.definition.config_files import tables
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.table import TableSpec, tables
+from fairseq_lrpe.experiments.definition.table import TableSpec
 from fairseq_lrpe.experiments.reporting import blocks, encoding_descriptions
 from fairseq_lrpe.experiments.reporting.answers import causal_only
 from fairseq_lrpe.experiments.reporting.encoding_descriptions import (
@@ -146,7 +147,7 @@ def _method_entry(name, modules):
         source="; ".join(METHODS[alias].source for alias in aliases(name)),
         kind=encoding_kind(name),
         models="causal only" if causal_only(name) else "causal and bidirectional",
-        formula=_as_html(inspect.getdoc(cls)),
+        formula=_as_html(inspect.cleandoc(cls.__doc__ or "It has no description.")),
         flags=" ".join(map(str, as_flags(METHODS[name].flags))),
         parameters=sum(map(_parameters, counted)),
         effects=effects,

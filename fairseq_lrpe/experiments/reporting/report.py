@@ -14,9 +14,9 @@ import pandas as pd
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition.config_files import config_path, tables
 from fairseq_lrpe.experiments.definition.run import RECORDS, Run
-from fairseq_lrpe.experiments.definition.table import Table, TableSpec, tables
+from fairseq_lrpe.experiments.definition.table import Table, TableSpec
 from fairseq_lrpe.experiments.execution.progress import describe_folder
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
@@ -98,7 +98,7 @@ def scan(results: Path) -> Report:
 
 def _tables(name, runs):
     """Yields a table at each scale, without overrides and with those that runs of several methods have."""
-    text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text("utf-8", "replace")
+    text = config_path(f"tables/{name}").read_text("utf-8", "replace")
     if not any(run.experiment in text for run in runs):  # loading all tables takes long
         return
     for scale in TableSpec(name).scales:
