@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
+from fairseq_lrpe.utils.cli import is_fairseq_command
 from fairseq_lrpe.utils.errors import UserError
 
 GROUP = "fairseq_lrpe.encodings"
@@ -75,6 +76,16 @@ def load(words: Iterable[str] = ()) -> None:
         os.environ[VARIABLE] = ",".join(sources)
     for source in sources:
         _load(source, f"the extension {source}")
+
+
+def load_or_exit() -> None:
+    """Imports the modules of all extensions; fairseq's commands exit with the message of an error."""
+    try:
+        load()
+    except UserError as error:
+        if is_fairseq_command():
+            sys.exit(f"fairseq_lrpe: {error}")
+        raise
 
 
 def variables() -> dict[str, str]:

@@ -41,8 +41,8 @@ def check_name(name: str, methods: Mapping) -> None:
         raise UserError(f"the method {name!r} exists already: choose another name")
     if name in (*RESERVED, *POSITIONS):
         raise UserError(f"the name {name!r} is reserved for token positions or fairseq: choose another name")
-    # Architectures are created when this module is imported.
-    if "fairseq_lrpe.models.register" in sys.modules:
+    # Flags are made when fairseq_lrpe.config is imported, and architectures afterwards.
+    if hasattr(sys.modules.get("fairseq_lrpe.config"), "PositionConfig"):
         raise UserError(
             f"the method {name!r} is registered too late for its architectures: import its module before "
             "fairseq_lrpe.models, or name it in LRPE_IMPORT"
