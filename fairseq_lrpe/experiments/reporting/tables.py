@@ -131,8 +131,10 @@ def _heading(table, summary):
     if chosen:
         yield f"chosen by the mean over all seeds: {'; '.join(chosen)}"
     signatures = summary.explode("signatures").dropna(subset="signatures")
-    lines = signatures["column"] + ": " + signatures["metric"] + ", signature " + signatures["signatures"]
-    yield from lines.unique()
+    lines = {}
+    for cell in signatures.itertuples():
+        lines[f"{cell.column}: {cell.metric}, signature {cell.signatures}"] = None
+    yield from lines
 
 
 def _experiments(summary):
