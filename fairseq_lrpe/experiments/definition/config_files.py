@@ -37,14 +37,21 @@ def own_folders() -> list[Path]:
     return [folder for folder in folders if folder.resolve() not in shared]
 
 
-def config_path(name: str) -> Path:
+def config_path(name: str, extending: Path | None = None) -> Path:
     """Returns the path of NAME.yaml in the first folder that has it, or in that of this package if none has.
 
-    ``name`` is a path in configs without .yaml, such as "lm/mini", "tables/quickstart" or "paper/roper".
+    Args:
+        name: path in configs without .yaml, such as "lm/mini", "tables/quickstart" or "paper/roper".
+        extending: path of a file that extends the file with ``name``. Folders before its own are not searched,
+            so that the user's files do not change those of this package that extend a file of the same name,
+            and a file that replaces another one can extend it.
     """
-    for folder in own_folders():
+    folders = [*own_folders(), CONFIGS]
+    while extending and len(folders) > 1 and not extending.is_relative_to(folders[0]):
+        folders.pop(0)
+    for folder in folders:
         path = folder / f"{name}.yaml"
-        if path.is_file():
+        if path.is_file() and path != extending:
             return path
     return CONFIGS / f"{name}.yaml"
 

@@ -55,8 +55,9 @@ def _parsed(path, modified):
 def read_with_defaults(name: str) -> dict[Path, dict]:
     """Returns {path: content} of an experiment's YAML file, followed by the files that it extends."""
     contents: dict[Path, dict] = {}
+    path = None
     while name:
-        path = config_path(name)
+        path = config_path(name, extending=path)
         if path in contents or not path.is_file():
             last = display_path(list(contents)[-1])
             wrong = "extends this file itself" if path in contents else "does not exist"
