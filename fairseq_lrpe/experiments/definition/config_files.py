@@ -42,9 +42,9 @@ def config_path(name: str, extending: Path | None = None) -> Path:
 
     Args:
         name: path in configs without .yaml, such as "lm/mini", "tables/quickstart" or "paper/roper".
-        extending: path of a file that extends the file with ``name``. Folders before its own are not searched,
-            so that the user's files do not change those of this package that extend a file of the same name,
-            and a file that replaces another one can extend it.
+        extending: path of a file that extends the file with ``name``. Folders before its own are not
+            searched, so that the user's files do not change those of this package that extend a file of the
+            same name, and a file that replaces another one can extend it.
     """
     folders = [*own_folders(), CONFIGS]
     while extending and len(folders) > 1 and not extending.is_relative_to(folders[0]):

@@ -63,12 +63,9 @@ def test_the_repository_has_one_folder(monkeypatch):
 
 def test_jobs_of_slurm_get_absolute_paths(here, monkeypatch):
     monkeypatch.delenv("LRPE_IMPORT", raising=False)
-    assert slurm.exports() == [f"export LRPE_CONFIGS={here}/configs"]
-    monkeypatch.setenv("LRPE_IMPORT", "/a b/mine.py,other")
-    assert slurm.exports()[0] == "export LRPE_IMPORT='/a b/mine.py,other'"
-    monkeypatch.setenv("LRPE_IMPORT", "/a\nb/mine.py")
-    with pytest.raises(ValueError, match="LRPE_IMPORT contains the control character"):
-        slurm.exports()
+    assert slurm.own_files() == {"LRPE_CONFIGS": f"{here}/configs"}
+    monkeypatch.setenv("LRPE_IMPORT", "/mine.py,other")
+    assert slurm.own_files() == {"LRPE_IMPORT": "/mine.py,other", "LRPE_CONFIGS": f"{here}/configs"}
 
 
 @pytest.mark.parametrize("files, words, message", [
