@@ -143,7 +143,10 @@ def _load(source, title):
         module = _import(source)
     except (Exception, SystemExit) as error:
         del _extensions[source]
-        raise UserError(f"{title} cannot be imported{_place(error, source)}: {_cause(error)}") from None
+        is_missing = isinstance(error, ModuleNotFoundError) and source.startswith(str(error.name))
+        remedy = f": {REMEDY}" if is_missing else ""
+        place = _place(error, source)
+        raise UserError(f"{title} cannot be imported{place}: {_cause(error)}{remedy}") from None
     new = []
     for names, names_before in zip(_registered(), before, strict=True):
         new.append(tuple(name for name in names if name not in names_before))

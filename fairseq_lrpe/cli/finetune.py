@@ -20,8 +20,8 @@ from fairseq_lrpe.utils.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> None:
-    args, overrides = parse(make_parser(), arguments)
     with exit_on_error("finetune"):
+        args, overrides = parse(make_parser(), arguments)
         for task in args.tasks:
             get_task(task)
         experiment = Experiment.load(args.experiment, overrides)

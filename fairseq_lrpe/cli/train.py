@@ -33,8 +33,10 @@ SWITCHES = ("--cpu", "--dry-run", "--estimate", "--wait", "--status", "--cancel"
 def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     words, extra_flags = split_at_dashes(words)
-    args, overrides = parse(make_parser(), words)
     with exit_on_error("train"):
+        args, overrides = parse(
+            make_parser(), words
+        )  # the help lists experiments, whose folders may be wrong
         experiment = Experiment.load(args.experiment, overrides)
         check_method(args.method, args.attention, "pass --attention {}")
         runs = experiment.runs(args.attention, args.method, args.seeds)

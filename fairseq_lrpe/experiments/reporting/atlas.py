@@ -26,6 +26,7 @@ from fairseq_lrpe.experiments.reporting.atlas_entries import (
 from fairseq_lrpe.experiments.reporting.plots import table_name
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.run_record import by_run, readable
+from fairseq_lrpe.experiments.reporting.user_tables import left_out_if_invalid
 from fairseq_lrpe.methods import ATTENTIONS, canonical
 from fairseq_lrpe.utils.numbers import format_number
 
@@ -116,15 +117,20 @@ def _own_tables(runs):
     for name in own_tables():
         if name in TABLES:
             continue
-        for scale in TableSpec(name).scales:
-            table = Table(name, scale)
-            cards = Counter()
-            for row in table.rows:
-                if row.method:
-                    cards[row.attention, entry_name(row)] += 1
-            if runs.keys() & set(table.runs()) and max(cards.values(), default=0) == 1:
-                shown.append((f"{table_name(table)}: ", table))
+        with left_out_if_invalid(name):
+            for scale in TableSpec(name).scales:
+                table = Table(name, scale)
+                if runs.keys() & set(table.runs()) and _has_one_row_per_card(table):
+                    shown.append((f"{table_name(table)}: ", table))
     return shown
+
+
+def _has_one_row_per_card(table):
+    cards = Counter()
+    for row in table.rows:
+        if row.method:
+            cards[row.attention, entry_name(row)] += 1
+    return max(cards.values(), default=0) == 1
 
 
 def _numbers(shown, runs):

@@ -27,6 +27,7 @@ from fairseq_lrpe.experiments.reporting.encoding_descriptions import (
     features_of_random_inputs,
 )
 from fairseq_lrpe.experiments.reporting.recorded_results import read_weights, shown_distances
+from fairseq_lrpe.experiments.reporting.user_tables import left_out_if_invalid
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
 from fairseq_lrpe.positions import POSITIONS, build_position
 from fairseq_lrpe.utils.subprocesses import as_flags
@@ -77,9 +78,10 @@ def _tables_by_method():
     names = defaultdict(list)
     for name in tables():
         methods = {}
-        for row in TableSpec(name).rows:
-            if row.method:
-                methods[canonical(row.method)] = None
+        with left_out_if_invalid(name):
+            for row in TableSpec(name).rows:
+                if row.method:
+                    methods[canonical(row.method)] = None
         for method in methods:
             names[method].append(name)
     return names

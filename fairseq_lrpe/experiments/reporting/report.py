@@ -34,6 +34,7 @@ from fairseq_lrpe.experiments.reporting.tables import (
     table_records,
     table_sections,
 )
+from fairseq_lrpe.experiments.reporting.user_tables import left_out_if_invalid
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
 
@@ -89,10 +90,11 @@ def scan(results: Path) -> Report:
     runs = by_run(records)
     report = Report(results, records, runs, [])
     for name in tables():
-        for table in _tables(name, runs):
-            if runs.keys() & set(table.runs()):
-                measured = table_records(table, records)
-                report.tables.append((table, measured, summarize(table, measured)))
+        with left_out_if_invalid(name):
+            for table in _tables(name, runs):
+                if runs.keys() & set(table.runs()):
+                    measured = table_records(table, records)
+                    report.tables.append((table, measured, summarize(table, measured)))
     return report
 
 

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from support.tiny import PLUGIN, REPOSITORY, run_command, succeeded, write_configs
+from support.tiny import PLUGIN, REPOSITORY, run_command, succeeded, write_configs, write_run
 
 from fairseq_lrpe.experiments.definition import config_files
 from fairseq_lrpe.experiments.definition.experiment import Experiment
@@ -84,9 +84,16 @@ def test_errors_name_the_file(files, words, message, tmp_path):
 
 
 def test_wrong_folder_of_the_variable(tmp_path):
-    done = lrpe(tmp_path, "table", LRPE_CONFIGS="nosuch")
+    write_run(tmp_path / "results/lm/mini/linear_rope/seed-1", {100: 9.0}, 9.0)
     message = f"LRPE_CONFIGS names {tmp_path}/nosuch, which is not a folder: correct or unset it"
-    assert done.returncode == 1 and done.stderr.strip() == f"table: {message}"
+    for words in (
+        ["table"],
+        ["train", "lm/mini", "rope"],
+        ["finetune", "x", "RTE"],
+        ["report", "--results", tmp_path / "results"],
+    ):
+        done = lrpe(tmp_path, *words, LRPE_CONFIGS="nosuch")
+        assert done.returncode == 1 and done.stderr.strip() == f"{words[0]}: {message}"
 
 
 def test_listings_show_them(here):
