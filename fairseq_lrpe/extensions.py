@@ -112,15 +112,21 @@ def resolve(word: str) -> str:
             path /= "__init__.py"
         if not path.is_file():
             raise UserError(f"the extension {word} does not exist: {REMEDY}")
-        return str(path)
+        return _without_comma(path)
     parts = word.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UserError(f"the extension {word!r} is not the name of a module: {REMEDY}")
     folder = Path.cwd().joinpath(*parts)
     for path in (folder.with_suffix(".py"), folder / "__init__.py"):
         if path.is_file():
-            return str(path)
+            return _without_comma(path)
     return word
+
+
+def _without_comma(path):
+    if "," in str(path):
+        raise UserError(f"{VARIABLE} separates paths by commas, but {path} contains one: rename the folder")
+    return str(path)
 
 
 def _split(text):

@@ -95,6 +95,15 @@ def test_wrong_names(words, message, tmp_path):
     assert done.returncode == 1 and line.startswith("lrpe methods: ") and message in line, line
 
 
+def test_folder_with_a_comma(tmp_path):
+    folder = tmp_path / "a,b"
+    folder.mkdir()
+    (folder / "mine.py").write_text(TINY_EXTENSION)
+    for word in ("mine", "mine.py"):
+        message = f"LRPE_IMPORT separates paths by commas, but {folder}/mine.py contains one"
+        assert message in lrpe(folder, "methods", "--import", word).stderr
+
+
 def test_fairseq_prints_one_line(tmp_path):
     (tmp_path / "mine.py").write_text("1 / 0\n")
     words = ["data", "--user-dir", PLUGIN, "--task", "language_modeling", "--arch", "linear_lm_mine"]
