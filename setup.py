@@ -73,6 +73,8 @@ setup(
             "hypothesis",
             "ruff",
             "transformers<5",
+            "pyarrow",
+            "zstandard",
             "plotly",
             "mkdocs",
             "mkdocs-material",
@@ -86,6 +88,8 @@ setup(
         # For the documentation site (mkdocs.yml).
         "docs": ["mkdocs", "mkdocs-material", "mkdocstrings-python"],
         "gpu": ["fla-core>=0.6", "triton; sys_platform == 'linux'"],
+        # For one's own text and published data sets as Parquet, Arrow and .zst files.
+        "data": ["pyarrow", "zstandard"],
         "bookcorpus": ["datasets"],
         # For reading published weights of BERT in question generation.
         "bert": ["transformers<5", "safetensors"],

@@ -16,7 +16,14 @@ from data_prep.corpus import Corpus, compared, number
 from data_prep.parallel import map_lines, ordered_map, progress
 from data_prep.validation import check_text
 from fairseq_lrpe.data.layout import vocabulary_size
-from fairseq_lrpe.data.line_codec import SENTENCEPIECE, Characters, SentencePieces
+from fairseq_lrpe.data.line_codec import (
+    SENTENCEPIECE,
+    TOKENIZER,
+    Characters,
+    SentencePieces,
+    TokenizerFile,
+    load_tokenizer,
+)
 from fairseq_lrpe.utils.cli import path_arg
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_lines, write_atomic, write_lines
@@ -120,6 +127,48 @@ class SentencePieceCorpus(TextCorpus):
             write_atomic(model, content)
         shutil.copyfile(model, folder / SENTENCEPIECE)
         return SentencePieces(model).encode
+
+
+class TokenizerCorpus(TextCorpus):
+    """Running text in the tokens of a tokenizer of the package tokenizers, which is saved in OUT/bin.
+
+    ``args.tokenizer`` is the path of the tokenizer's file. The dictionary has all of its tokens.
+    """
+
+    suffix = "tokens"
+
+    def encoder(self, args, train, folder):
+        tokenizer = load_tokenizer(args.tokenizer)
+        tokenizer.save(str(folder / TOKENIZER))
+        write_lines(self._dictionary(args), [f"{token} 1" for token in range(tokenizer.get_vocab_size())])
+        return TokenizerFile(args.tokenizer).encode
+
+    def flags(self, args):
+        return ["--srcdict", self._dictionary(args)]
+
+    def _dictionary(self, args):
+        return args.out / "text" / "tokens.dict.txt"
+
+
+class ByteCorpus(TokenizerCorpus):
+    """Running text in bytes, whose tokenizer has a token for each byte."""
+
+    def encoder(self, args, train, folder):
+        path = args.out / "text" / TOKENIZER
+        byte_tokenizer().save(str(path))
+        return super().encoder(Namespace(**{**vars(args), "tokenizer": path}), train, folder)
+
+
+def byte_tokenizer():
+    """Returns a tokenizer of the package tokenizers with one token for each of the 256 bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: number for number, character in enumerate(characters)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def learn_pieces(types: int, text: Path) -> bytes:

@@ -1,5 +1,6 @@
 """Names of the flags that belong to methods and to encodings."""
 
+from collections.abc import Mapping
 from functools import cache
 
 from fairseq_lrpe.methods import METHODS
@@ -24,7 +25,16 @@ def flag_names() -> list[str]:
     return [*SHARED_FLAGS, *option_flags()]
 
 
-def foreign_encoding(key: str, method: str) -> str | None:
-    """Returns the encoding with the option ``key``; None without one, or if the method has this encoding."""
+def foreign_encoding(key: str, method: str, changes: Mapping[str, object]) -> str | None:
+    """Returns the encoding with the option ``key``; None without one, or if a model has this encoding.
+
+    Args:
+        key: the key of a setting, such as "train.lrpe_core".
+        method: the model's method, whose encoding ``changes`` can replace.
+        changes: {key: value} of the changed settings of the model.
+    """
     encoding = option_flags().get(key.removeprefix("train."))
-    return None if method in METHODS and METHODS[method].encoding == encoding else encoding
+    encodings = [changes.get(f"train.{flag}") for flag in ("encoding", "interval_encoding")]
+    if method in METHODS:
+        encodings.append(METHODS[method].encoding)
+    return None if encoding in encodings else encoding

@@ -64,7 +64,7 @@ def declared():
 
 def test_setup_declares_exactly_the_imported_packages():
     lists = declared()
-    extras = lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"]
+    extras = lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"] | lists["data"]
     needed = lists["install"] | lists["train"]
     assert packages(files("fairseq_lrpe", "data_prep")) == (needed - {"tensorboardX"}) | extras
     used = lists["test"] - COMMANDS - lists["gpu"] - lists["report"]
@@ -83,7 +83,7 @@ def test_every_package_is_pinned_once():
     )
     assert len(pins) == len(set(pins))
     lists = declared()
-    names = ("install", "train", "test", "gpu", "bert", "tensorboard", "wandb")
+    names = ("install", "train", "test", "gpu", "bert", "data", "tensorboard", "wandb")
     needed = set().union(*(lists[name] for name in names))
     assert needed - {"triton"} <= set(pins)  # the build of torch determines its version
 

@@ -11,6 +11,7 @@ from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, preprocess
 from data_prep.corpus import UNPACKED, Corpus, compared
 from data_prep.fetch import fetch, unpacked
+from data_prep.hub import find_tables, glue_to_tsv
 from data_prep.labeled import TRAIN_ROWS
 from data_prep.labeled_words import LabeledWords
 from data_prep.parallel import map_lines
@@ -28,7 +29,10 @@ def task_option(tasks: list[str], default: list[str]) -> dict[str, dict]:
 
 
 class Tasks(Corpus):
-    accepts = "a folder with GLUE's TSV files, TASK/train.tsv and so on (default: download them)"
+    accepts = (
+        "a folder with GLUE's TSV files, TASK/train.tsv and so on, or the hub's Parquet files "
+        "(default: download them)"
+    )
     unrecorded = (*Corpus.unrecorded, "tasks", "task", "name")
 
     def parts(self, args):
@@ -41,6 +45,17 @@ class Tasks(Corpus):
             part.out = args.out / name
             parts.append(part)
         return parts
+
+    def find_source(self, args: Namespace) -> Path:
+        """Returns the folder with a task's TSV files, which are made from Parquet files if needed."""
+        on_hub = args.name.lower().replace("-", "")
+        for folder in (args.source / args.name, args.source / on_hub):
+            if tables := find_tables(folder):
+                target = args.out / UNPACKED
+                target.mkdir(exist_ok=True)
+                glue_to_tsv(tables, args.name, args.task, target)
+                return target
+        return args.source / args.name
 
     def download(self, args: Namespace) -> Path:
         paths = []
@@ -55,7 +70,7 @@ class Tasks(Corpus):
         return folder
 
     def write_text(self, args, folder):
-        source = args.source / args.name if args.source else self.download(args)
+        source = self.find_source(args) if args.source else self.download(args)
         counts = {}
         for split, file in args.task.files.items():
             limit = args.train_rows if split == "train" else None

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.binarize import SPLITS
-from data_prep.corpus import Corpus
+from data_prep.corpus import UNPACKED, Corpus
 from data_prep.fetch import SOURCES
+from data_prep.hub import find_tables, reviews_to_files
 from data_prep.labeled import Labeled
 from data_prep.labeled_words import LabeledWords
 from data_prep.text_corpus import SentencePieceCorpus, nth_split, sentencepiece_option, write_splits
@@ -38,12 +39,15 @@ class Reviews(Corpus):
     folders = LABELS
     accepts = (
         f"{SOURCES['imdb']['archive']}, or an archive or a folder of the same layout, "
-        "{train,test}/{pos,neg}/*.txt (default: download it)"
+        "{train,test}/{pos,neg}/*.txt, or the hub's Parquet files (default: download it)"
     )
 
     def reviews(self, args) -> dict[str, list[Review]]:
         """Returns {"train": reviews, "test": reviews}, sorted by the SHA-256 of their paths."""
         source = self.archive(args)
+        if tables := find_tables(source):
+            source = args.out / UNPACKED
+            reviews_to_files(tables, LABELS, source)
         splits = {"train": [], "test": []}
         folders = set()
         for path in visible_files(source):

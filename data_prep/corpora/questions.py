@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 
 from data_prep.binarize import splits_in
-from data_prep.corpus import Corpus, compared, number
+from data_prep.corpus import UNPACKED, Corpus, compared, number
 from data_prep.cut import check_cut, cut, cut_option
 from data_prep.fetch import fetch
+from data_prep.hub import find_tables, questions_to_json
 from data_prep.labeled import dataset_builder
 from data_prep.parallel import progress
 from data_prep.squad import Question, paragraphs
@@ -76,7 +77,8 @@ class Questions(Corpus):
             names = [file["name"] for file in version["files"].values()]
             sets.append(f"with {' '.join(names)}")
         files = " or ".join(sets)
-        return f"a folder {files}, or with --cut one file in this format (default: download the files)"
+        files = f"a folder {files}, or with the hub's Parquet files"
+        return f"{files}, or with --cut one file in this format (default: download the files)"
 
     def check(self, args):
         if args.bert and args.pieces:
@@ -92,8 +94,12 @@ class Questions(Corpus):
         if args.cut:
             return cut(args.source, [*paragraphs(args.source).values()], args.cut)
         splits = {}
+        folder = args.source or args.out
+        if tables := find_tables(args.source):
+            folder = args.out / UNPACKED
+            questions_to_json(tables, self.version(args)["files"], folder)
         for split, file in self.version(args)["files"].items():
-            path = (args.source or args.out) / file["name"]
+            path = folder / file["name"]
             if not args.source:
                 fetch(path, {"mirrors": self.facts["mirrors"], **file})
             splits[split] = list(chain.from_iterable(paragraphs(path).values()))

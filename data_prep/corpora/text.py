@@ -1,8 +1,7 @@
-"""Running text from several sources: the user, Python's documentation, Wikipedia, and books."""
+"""Running text from Wikipedia and from books."""
 
 import hashlib
 import os
-import pydoc_data.topics
 import re
 import shutil
 from pathlib import Path
@@ -18,21 +17,6 @@ from fairseq_lrpe.utils.files import file_exists, visible_entries
 
 EVERY = 5000  # one article of so many is used for validation, about 1,280 in total, and one for test
 SHARD = "bin-shard{}-8"  # names of the published folders, from 0
-
-
-class OwnText(SentencePieceCorpus):
-    """Your own train.txt, valid.txt and test.txt in SentencePiece units, for fairseq's language_modeling.
-
-    The SentencePiece model is learned on train.txt and saved as OUT/bin/spm.model. Without --from, the text
-    is the English documentation included in Python, with one paragraph per line and without duplicates. Of
-    every topic, the first 80% of the characters are used for training, the next 10% for validation, the rest
-    for test.
-    """
-
-    accepts = f"{SentencePieceCorpus.accepts} (default: Python's English documentation)"
-
-    def write_text(self, args, folder):
-        super().write_text(args, folder) if args.source else text_corpus.write_splits(folder, python_docs())
 
 
 class Wikipedia(SentencePieceCorpus):
@@ -55,28 +39,6 @@ class Wikipedia(SentencePieceCorpus):
 
 def split_of_article(number: int, articles: int) -> str:
     return text_corpus.nth_split(number, EVERY)
-
-
-def python_docs() -> dict[str, list[str]]:
-    """Returns {split: paragraphs} of Python's documentation; no paragraph is in two splits."""
-    lines = {split: [] for split in SPLITS}
-    seen = {""}
-    for _, topic in sorted(pydoc_data.topics.topics.items()):
-        new = []
-        for paragraph in re.split(r"\n\s*\n", topic):
-            text = " ".join(paragraph.split())
-            if text not in seen:
-                seen.add(text)
-                new.append(text)
-        total = sum(map(len, new))
-        done = 0
-        for text in new:
-            if done < 0.8 * total:
-                lines["train"].append(text)
-            else:
-                lines["valid" if done < 0.9 * total else "test"].append(text)
-            done += len(text)
-    return lines
 
 
 def paragraphs(article: str) -> str:

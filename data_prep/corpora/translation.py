@@ -14,6 +14,7 @@ from pathlib import Path
 from data_prep.binarize import SPLITS, concatenate, preprocess
 from data_prep.corpus import UNPACKED, Corpus, compared, number
 from data_prep.fetch import fetch, unpacked
+from data_prep.hub import find_tables, pairs_to_lines
 from data_prep.parallel import map_lines, progress
 from data_prep.validation import check_parallel
 from fairseq_lrpe.data import text_codec
@@ -54,7 +55,8 @@ class Translation(Corpus):
 
     @property
     def accepts(self):
-        text = "a folder with raw text as {train,valid,test}.{en,de} (also named val and test_2016_flickr)"
+        text = "a folder with raw text as {train,valid,test}.{en,de} (also named val and test_2016_flickr), "
+        text += "or with Parquet files that have the columns en and de"
         archives = f", or copies of {', '.join(self.archives)} (default: download them)"
         return text + (archives if self.archives else "")
 
@@ -78,7 +80,7 @@ class Translation(Corpus):
         return bool(self.archives) and self.is_archived(args) and args.valid != "newstest2013"
 
     def write_text(self, args, folder):
-        splits = self.in_archives(args) if self.is_archived(args) else in_folder(args.source)
+        splits = self.in_archives(args) if self.is_archived(args) else self.in_source(args)
         if self.holds_out(args):
             del splits["valid"]
         for files in splits.values():
@@ -90,6 +92,15 @@ class Translation(Corpus):
         if self.holds_out(args):
             for language in LANGUAGES:
                 hold_out(folder, language)
+
+    def in_source(self, args: Namespace) -> Files:
+        """Returns the text files of --from, written from the hub's Parquet files if there are any."""
+        if tables := find_tables(args.source):
+            folder = args.out / UNPACKED
+            folder.mkdir(exist_ok=True)
+            pairs_to_lines(tables, LANGUAGES, folder)
+            return in_folder(folder)
+        return in_folder(args.source)
 
     def in_archives(self, args: Namespace) -> Files:
         splits = {split: [] for split in SPLITS}

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from data_prep.binarize import SPLITS, split_files
-from data_prep.corpus import compared
+from data_prep.corpus import UNPACKED, compared
 from data_prep.fetch import fetch
+from data_prep.hub import ON_HUB, find_tables, texts_to_lines
 from data_prep.text_corpus import BytePairCorpus, CharacterCorpus, TextCorpus, copy_texts
 from fairseq_lrpe.data.layout import read_object
 from fairseq_lrpe.utils.errors import UserError
@@ -21,15 +22,24 @@ class WikiText103(TextCorpus):
 
     @property
     def accepts(self):
-        return f"a copy of {self.facts['archive']}, or a folder with its files (default: download it)"
+        files = f"a copy of {self.facts['archive']}, or a folder with its files or the hub's Parquet files"
+        return f"{files} (default: download it)"
 
     def files(self, args, splits=SPLITS):
         if args.source and args.source.is_file():
             fetch(args.out / self.facts["archive"], self.facts, args.source)
+        if tables := find_tables(args.source):
+            return self.files_of_hub(tables, args.out / UNPACKED, splits)
         folder = self.archive(args)
         inside = folder / self.facts["folder"]
         base = inside if inside.is_dir() else folder
         return {split: base / self.facts["file"].format(split) for split in splits}
+
+    def files_of_hub(self, tables, folder, splits):
+        folder.mkdir(exist_ok=True)
+        files = {split: folder / self.facts["file"].format(split) for split in splits}
+        texts_to_lines(tables, {ON_HUB[split]: path for split, path in files.items()})
+        return files
 
     def write_text(self, args, folder):
         files = self.files(args)

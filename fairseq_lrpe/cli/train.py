@@ -34,9 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     words, extra_flags = split_at_dashes(words)
     with exit_on_error("train"):
-        args, overrides = parse(
-            make_parser(), words
-        )  # the help lists experiments, whose folders may be wrong
+        # The help lists the experiments, whose folders may be wrong.
+        args, overrides = parse(make_parser(), words)
         experiment = Experiment.load(args.experiment, overrides)
         check_method(args.method, args.attention, "pass --attention {}")
         runs = experiment.runs(args.attention, args.method, args.seeds)

@@ -54,7 +54,7 @@ CORPORA = {
     "pathfinder": Row("pathfinder:Pathfinder", "Long-Range Arena Pathfinder", "generated"),
     "wmt14_en_de": Row("translation:Translation", "WMT 2014 English-German", "downloaded"),
     "multi30k": Row("translation:Translation", "English-German image captions", "needs --from"),
-    "text": Row("text:OwnText", "your own text in SentencePiece", "included, or --from"),
+    "text": Row("own_text:OwnText", "your own text", "included, or --from"),
 }
 
 MINI = {

@@ -15,6 +15,7 @@ from fairseq_lrpe.utils.files import check_regular, file_exists
 
 END = "</s>"  # symbol that fairseq appends to each line
 SENTENCEPIECE = "spm.model"  # SentencePiece model in a data folder
+TOKENIZER = "tokenizer.json"  # tokenizer of the package tokenizers in a data folder
 BYTE_PAIRS = "gpt2_bpe"  # folder with the files of GPT-2 BPE, next to a data folder or one of its parents
 SPACE = "▁"
 CACHED_WORDS = 500_000  # limit of the cache of GPT-2 BPE
@@ -98,6 +99,56 @@ class BytePairs(LineCodec):
         yield decoder.decode(b"", True)
 
 
+class TokenizerFile(LineCodec):
+    """Codec of a tokenizer of the package tokenizers, whose symbols are the numbers of its tokens.
+
+    ``path`` is the tokenizer's file, such as tokenizer.json. Tokens that it would add to a text, such as
+    [CLS], are left out.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def encode(self, line, start=True):
+        text = line.strip() if start else line.rstrip()
+        tokens = load_tokenizer(self.path).encode(text, add_special_tokens=False).ids
+        return " ".join(map(str, tokens))
+
+    def stream(self, symbols, start=True):
+        """Yields the text of each symbol; a character of several symbols is yielded with the last of them."""
+        from tokenizers.decoders import DecodeStream
+
+        tokenizer = load_tokenizer(self.path)
+        decoder = DecodeStream(skip_special_tokens=False)
+        waiting = []  # tokens that are not yet decoded
+        for symbol in symbols:
+            if symbol.isdecimal():
+                waiting.append(int(symbol))
+                text = decoder.step(tokenizer, waiting[-1])
+                if text is not None:
+                    waiting.clear()
+                    yield text
+            else:
+                yield tokenizer.decode(waiting, skip_special_tokens=False)
+                yield "\n" if symbol == END else symbol
+                waiting.clear()
+                decoder = DecodeStream(skip_special_tokens=False)
+        yield tokenizer.decode(waiting, skip_special_tokens=False)
+
+
+@functools.cache
+def load_tokenizer(path: Path):
+    """Returns the tokenizer in a file; raises a UserError if it cannot be read."""
+    from tokenizers import Tokenizer
+
+    if not file_exists(path):
+        raise UserError(f"{path} is missing: pass the path of a tokenizer.json")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises only this class
+        raise UserError(f"{path} is not a tokenizer of the package tokenizers ({error})") from None
+
+
 @functools.cache
 def _sentencepiece(model):
     import sentencepiece
@@ -126,6 +177,8 @@ def load(data: Path, symbols: Sequence[str]) -> LineCodec:
     """Returns the codec of a data folder, given the symbols of its dictionary."""
     if file_exists(data / SENTENCEPIECE):
         return SentencePieces(data / SENTENCEPIECE)
+    if file_exists(data / TOKENIZER):
+        return TokenizerFile(data / TOKENIZER)
     words = [symbol for symbol in symbols if not symbol.startswith(("madeupword", "<"))]
     if all(map(str.isdecimal, words)):
         folder = byte_pair_folder(data)

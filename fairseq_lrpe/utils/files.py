@@ -131,13 +131,17 @@ def read_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a UTF-8 file like :func:`byte_lines`; raises a UserError for other encodings."""
     check_regular(path)
     with path.open("rb") as file:
-        for number, line in enumerate(byte_lines(file, str(path)), 1):
-            try:
-                yield line.decode()
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{path} is not UTF-8 text (line {number}: {error.reason}): convert it to UTF-8"
-                ) from None
+        yield from decoded_lines(file, str(path))
+
+
+def decoded_lines(file: IO[bytes], name: str) -> Iterator[str]:
+    """Yields the lines of an open UTF-8 file, called ``name`` in messages, like :func:`read_lines`."""
+    for number, line in enumerate(byte_lines(file, name), 1):
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            wrong = f"{name} is not UTF-8 text (line {number}: {error.reason})"
+            raise UserError(f"{wrong}: convert it to UTF-8") from None
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

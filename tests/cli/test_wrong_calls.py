@@ -32,6 +32,7 @@ OVERRIDES = [
     ("-- --max-update 9", "--max-update cannot be set, because lrpe"),
     ("-- --reset-optimizer", "--reset-optimizer cannot be set, because lrpe"),
     ("train.shaw_k=4", "train.shaw_k is an option of the encoding shaw, not of rope"),
+    ("train.encoding=lrpe train.shaw_k=4", "train.shaw_k is an option of the encoding shaw, not of rope"),
     ("batch.totl=8", "'batch.totl' (did you mean 'batch.total'?): choose from total, per_gpu, unit"),
     ("batch.per_gpu=0", "batch.per_gpu: input should be greater than 0"),
     ("batch.per_gpu=3", "is not a multiple of one process × 3 sequences (batch.per_gpu) = 3: "),

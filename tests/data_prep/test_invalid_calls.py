@@ -21,9 +21,9 @@ TEXTS = {
 CALLS = [
     *((f"text --from {{{content}}}", message) for content, (_, message) in TEXTS.items()),
     ("glue RTE --from {nowhere}", "{nowhere} is missing: --from takes a folder"),
-    ("text --from {file}", "{file}/train.txt is missing"),
+    ("text --from {file}", "{file} has no files with documents: expected .txt, .jsonl, .csv"),
     ("lra_retrieval --from {file}", "{file}/new_aan_pairs.train.tsv cannot be read or written (Not a dir"),
-    ("text --from {empty}", "{empty}/train.txt is missing"),
+    ("text --from {empty}", "{empty} has no files with documents: expected .txt, .jsonl, .csv"),
     ("text --from {text} --sentencepiece 1", "SentencePiece cannot learn 1 pieces ("),
     ("wikitext103 --from {archive}", "{archive} is not the published wikitext-103-v1.zip: it has"),
     ("wikitext_mini --from {untitled}", "has no article title (a line ` = Title = ` between"),

@@ -19,6 +19,7 @@ class Cell:
     method: str | None = None
     published: tuple[float, float | None] | None = None  # mean and standard deviation in the paper
     change_values: list = field(default_factory=list)  # of the row, such as [8] for ``train.shaw_k: 8``
+    tuned: dict = field(default_factory=dict)  # changes that a search has found best for the row
     better: str = "lower"  # or "higher"
     experiment: str | None = None
     kind: Kind | None = None

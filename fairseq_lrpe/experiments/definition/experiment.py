@@ -207,14 +207,18 @@ class Experiment:
             if self._differs(key, value):
                 common[key] = value
         for key in common:
-            encoding = foreign_encoding(key, method)
+            encoding = foreign_encoding(key, method, common)
             if encoding:
                 raise UserError(f"{key} is an option of the encoding {encoding}, not of {method}: omit it")
         return common
 
     def changes_for(self, method: str) -> dict[str, str]:
         """Returns {key: text} of ``changes``, without the options of encodings other than the method's."""
-        return {key: text for key, text in self.changes.items() if not foreign_encoding(key, method)}
+        changes = {}
+        for key, text in self.changes.items():
+            if not foreign_encoding(key, method, self.changes):
+                changes[key] = text
+        return changes
 
     def trials(self, run: Run) -> list[Run]:
         """Returns one trial for each combination of the values in ``choose``.
@@ -224,7 +228,8 @@ class Experiment:
         """
         chosen = {}
         for key, values in self.cfg.choose.items():
-            if key not in dict(run.changes) and not foreign_encoding(key, run.method):
+            changes = dict(run.changes)
+            if key not in changes and not foreign_encoding(key, run.method, changes):
                 chosen[key] = values
         if not chosen:
             return []

@@ -1,99 +1,21 @@
 """A table of a paper: its rows and columns, and the runs that measure its cells."""
 
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import chain
 
 from fairseq_lrpe.experiments.definition.cell import Cell
-from fairseq_lrpe.experiments.definition.config_files import config_path, experiments, tables
-from fairseq_lrpe.experiments.definition.experiment import LISTING, Experiment, applicable_overrides
+from fairseq_lrpe.experiments.definition.config_files import experiments
+from fairseq_lrpe.experiments.definition.experiment import Experiment, applicable_overrides
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table_settings import (
     EXPERIMENTS,
-    SCALES,
     SEEDS,
     Column,
-    Paper,
-    PaperTable,
-    Row,
-    TableSettings,
-    read_model,
 )
-from fairseq_lrpe.methods import canonical, check_method
+from fairseq_lrpe.experiments.definition.table_spec import TableSpec
+from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import display_path
 from fairseq_lrpe.utils.suggest import choices
-
-
-class TableSpec:
-    """A table as its YAML file and the paper define it: settings, published numbers and rows."""
-
-    def __init__(self, name: str):
-        if name not in tables():
-            listing = "`bash scripts/table.sh` lists the tables"
-            raise UserError(f"unknown table {name!r}{choices(name, tables(), listing)}")
-        self.name = name
-        self.path = config_path(f"tables/{name}")
-        self.settings = read_model(self.path, TableSettings)
-        self.source: str | None = None
-        self.published = PaperTable()
-        if self.settings.paper is not None:
-            self._read_published()
-        self.rows: list[Row] = [*self.published.rows, *self._rows_of_other(), *self.settings.rows]
-        self._check_rows()
-        if self.settings.baseline is not None:
-            methods = dict.fromkeys(row.method for row in self.rows if row.method)
-            self._check("baseline", "method", self.settings.baseline, methods)
-
-    def _error(self, key, message):
-        return UserError(f"{display_path(self.path)}: {key}: {message}")
-
-    def _check(self, key, what, name, known):
-        if name not in known:
-            raise self._error(key, f"unknown {what} {name!r}{choices(name, known, LISTING)}")
-
-    def _check_rows(self):
-        """Raises UserError if two rows have the same attention and name."""
-        names = set()
-        for row in self.rows:
-            if (row.attention, row.row) in names:
-                raise self._error("rows", f"{row.attention} {row.row} is not unique: rename a row")
-            names.add((row.attention, row.row))
-
-    @contextmanager
-    def _context(self, key):
-        try:
-            yield
-        except UserError as error:
-            raise self._error(key, error) from None
-
-    def _read_published(self):
-        paper = read_model(config_path(f"paper/{self.settings.paper}"), Paper)
-        self.source = paper.source
-        if self.settings.table is not None:
-            self._check("table", "table", self.settings.table, paper.tables)
-            self.published = paper.tables[self.settings.table]
-
-    def _rows_of_other(self):
-        name = self.settings.rows_of
-        if name is None:
-            return []
-        others = tables()
-        others.remove(self.name)
-        self._check("rows_of", "table", name, others)
-        if read_model(config_path(f"tables/{name}"), TableSettings).rows_of:
-            raise self._error("rows_of", f"{name} has the rows of another table: name that table")
-        return [row.model_copy(update={"columns": None, "values": {}}) for row in TableSpec(name).rows]
-
-    @property
-    def scales(self) -> list[str]:
-        """The scales at which a column has an experiment."""
-        columns = self.settings.columns.values()
-        scales = []
-        for scale in SCALES:
-            if any(column.experiment_at(scale) for column in columns):
-                scales.append(scale)
-        return scales
 
 
 class Table(TableSpec):
@@ -116,6 +38,8 @@ class Table(TableSpec):
             known = " or ".join(f"--scale {other}" for other in self.scales)
             message = f"missing: the table has no experiment at --scale {scale}; use {known}"
             raise self._error(EXPERIMENTS[scale], message)
+        if scale == "mini":
+            self._tune_rows()
         self.columns: dict[str, Column] = {}
         for name, column in self.settings.columns.items():
             if column.parts or column.experiment_at(scale):
@@ -125,6 +49,18 @@ class Table(TableSpec):
             experiment = self.experiments[column.experiment_at(scale)]
             self._check_column(f"columns.{name}", column, experiment)
         self.cells = self._make_cells()
+
+    def _tune_rows(self):
+        """Adds the changes in ``mini_tuned`` to the rows that they name."""
+        numbers = {(row.attention, row.row): number for number, row in enumerate(self.rows)}
+        for tuned in self.settings.mini_tuned:
+            for attention in ATTENTIONS:
+                for name in getattr(tuned, attention):
+                    known = [row for other, row in numbers if other == attention]
+                    self._check("mini_tuned", f"row in {attention} attention", name, known)
+                    number = numbers[attention, name]
+                    changes = {**self.rows[number].tuned, **tuned.changes}
+                    self.rows[number] = self.rows[number].model_copy(update={"tuned": changes})
 
     def _measured_columns(self) -> Iterator[tuple[str, Column]]:
         for name, column in self.columns.items():
@@ -153,7 +89,9 @@ class Table(TableSpec):
         known = [*experiment.cfg.evaluations, "training"]
         self._check(f"{key}.evaluation", "evaluation", column.evaluation, known)
         if column.metric is not None:
-            known = ["tokens_per_second"] if column.evaluation == "training" else experiment.kind.metrics
+            known = experiment.kind.metrics
+            if column.evaluation == "training":
+                known = experiment.kind.training_metrics
             self._check(f"{key}.metric", "metric", column.metric, known)
         if column.changes:
             with self._context(f"{key}.changes"):
@@ -186,6 +124,7 @@ class Table(TableSpec):
     def _make_cell(self, row, name, column):
         cell = Cell(row.attention or "", row.row, name, row.method, row.published(name))
         cell.change_values = list(row.changes.values())
+        cell.tuned = row.tuned
         cell.drop_worst = self.settings.drop_worst
         if name in self.published.columns:
             cell.better = self.published.columns[name].better
@@ -201,10 +140,10 @@ class Table(TableSpec):
         """
         experiment = self.experiments[column.experiment_at(self.scale)]
         kind = experiment.kind
-        changes = {**column.changes, **row.changes}
+        changes = {**column.changes, **row.changes, **row.tuned}
         check_method(row.method, row.attention)
-        if row.changes:
-            experiment.check(row.changes)
+        if row.changes or row.tuned:
+            experiment.check({**row.changes, **row.tuned})
         grid = experiment.cfg.grid
         if any(key in grid and value not in grid[key] for key, value in changes.items()):
             return
@@ -217,7 +156,7 @@ class Table(TableSpec):
         cell.evaluation = column.evaluation
         cell.metric = column.metric or next(iter(kind.metrics))
         if not self.settings.paper or cell.published is None:
-            cell.better = kind.metrics.get(cell.metric, "higher")
+            cell.better = kind.better(cell.metric)
 
     def _seeds(self, experiment):
         """Returns the seeds that an override, the table for this scale, or else the experiment sets."""

@@ -14,7 +14,7 @@ from fairseq_lrpe.utils.suggest import choices
 
 EXPERIMENTS = {"full": "experiment", "small": "small", "mini": "mini"}
 """{scale of a table: key of a column that names the experiment at this scale}"""
-SEEDS = {"full": "seeds", "small": "small_seeds"}
+SEEDS = {"full": "seeds", "small": "small_seeds", "mini": "mini_seeds"}
 """{scale of a table: key of the table that can replace the experiments' seeds at this scale}"""
 SCALES = tuple(EXPERIMENTS)
 SCALE_HELP = "configuration: the paper's (full, default), for one GPU (small) or for CPUs (mini)"
@@ -62,6 +62,7 @@ class Row(Model):
     attention: Attention | None = None
     method: str | None = None
     changes: dict[str, Any] = {}
+    tuned: dict[str, Any] = {}  # further changes, which do not distinguish the row from the baseline
     columns: list[str] | None = None  # the columns of the row (default: all)
     values: dict[str, Number | None] = {}  # published numbers; null is a dash, which is not measured
 
@@ -77,6 +78,14 @@ class Row(Model):
         return bool(self.method and self.attention and not column.parts and not is_dash)
 
 
+class Tuned(Model):
+    """Changed settings that a search has found best for rows of a table, and the names of these rows."""
+
+    changes: Annotated[dict[str, Any], Field(min_length=1)]
+    linear: list[str] = []
+    softmax: list[str] = []
+
+
 class TableSettings(ColumnDefaults):
     title: str
     paper: str | None = None  # a file in configs/paper
@@ -85,8 +94,10 @@ class TableSettings(ColumnDefaults):
     columns: Annotated[dict[str, Column], Field(min_length=1)]
     rows: list[Row] = []
     rows_of: str | None = None  # another table, whose rows come before ``rows``, with all columns
+    mini_tuned: list[Tuned] = []  # changes of single rows at --scale mini, also of rows of another table
     seeds: list[int] | None = None  # seeds at --scale full; default: those of the experiments
     small_seeds: list[int] | None = None  # seeds at --scale small
+    mini_seeds: list[int] | None = None  # seeds at --scale mini
     drop_worst: bool = False  # excludes the worst of three or more seeds
     # By what ``choose`` of the experiments selects a trial: for each seed by its own score, or for all seeds
     # by the mean of their scores.

@@ -268,10 +268,7 @@ def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
     if after:
         options["dependency"] = f"afterok:{':'.join(after)}"
     executor.update_parameters(
-        job_name=f"lrpe {job.run}",
-        nodes=args.nodes,
-        ntasks_per_node=1,
-        additional_parameters=options,
+        job_name=f"lrpe {job.run}", nodes=args.nodes, ntasks_per_node=1, additional_parameters=options
     )
     try:
         # submitit prints what it also raises

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.cells import measure_cells
@@ -28,6 +27,7 @@ def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
     - mean, std, seeds: mean and sample standard deviation over the measured seeds, and their number
     - state: the number of measured seeds as text, or, without any, the state of the run that got furthest
     - chosen: the changes of the chosen trial
+    - tuned: the changes that a search has found best for the row
     - length, unit: planned length of the measured trainings, if all have the same
     - started_lengths: planned lengths of all started trainings
     - is_best, paper_is_best, paper_rank, rank: comparison of the measured and of the published numbers among
@@ -116,7 +116,8 @@ def _summarize_cell(cell, measured):
         "unit": lengths[0][1] if len(lengths) == 1 else None,
         "started_lengths": _lengths(measured.records),
         "signatures": _signatures(cell, with_value),
-        "decimals": (cell.kind or Kind).decimals.get(cell.metric, 2),
+        "decimals": cell.kind.decimals_of(cell.metric) if cell.kind else 2,
+        "tuned": cell.tuned,
     }
 
 
@@ -233,7 +234,7 @@ def _summarize_seeds(records):
             "mean": mean,
             "std": std,
             "measured_seeds": len(values),
-            "decimals": kind.decimals.get(metric, 2),
+            "decimals": kind.decimals_of(metric),
         }
         lines.append(run | line)
     return lines or [run]

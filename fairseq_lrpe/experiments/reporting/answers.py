@@ -185,6 +185,6 @@ def _encodings(table, column, attention, runs):
         if len(measured.values) < measured.planned:
             return []
         if all(map(math.isfinite, measured.values.values())):
-            decimals = cell.kind.decimals.get(cell.metric, 2)
+            decimals = cell.kind.decimals_of(cell.metric)
             methods.append(Measured(canonical(cell.method), measured.values, decimals))
     return methods

@@ -12,8 +12,9 @@ from pathlib import Path
 import pandas as pd
 
 from fairseq_lrpe.experiments.definition.config_files import own_tables
-from fairseq_lrpe.experiments.definition.table import Table, TableSpec
+from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.definition.table_settings import Row
+from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.answers import MEMORY, SPEED, answers

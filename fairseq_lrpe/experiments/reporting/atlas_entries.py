@@ -18,7 +18,7 @@ from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_fla
 from fairseq_lrpe.encodings import Context, encoding_options
 from fairseq_lrpe.experiments.definition.config_files import tables
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.table import TableSpec
+from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.reporting import blocks, encoding_descriptions
 from fairseq_lrpe.experiments.reporting.answers import causal_only
 from fairseq_lrpe.experiments.reporting.encoding_descriptions import (

@@ -119,11 +119,11 @@ def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
     settings = different_settings(*runs)
     yield Section("settings that differ", settings) if len(settings) else "no settings differ"
     values_a, values_b = map(aggregate.values_by_metric, runs)
-    decimals = runs[0][0].kind.decimals
+    kind = runs[0][0].kind
     lines = []
     for key in values_a | values_b:
         _, metric = key
-        cells = _compare(values_a.get(key, {}), values_b.get(key, {}), metric, decimals.get(metric, 2))
+        cells = _compare(values_a.get(key, {}), values_b.get(key, {}), metric, kind.decimals_of(metric))
         lines.append((*key, *cells))
     title = f"mean ± sample standard deviation; b - a: difference [{INTERVALS}] (common seeds), each line "
     title += "for itself: not corrected for the number of lines, nor for a choice among several runs"

@@ -16,7 +16,8 @@ from plotly.offline import get_plotlyjs
 
 from fairseq_lrpe.experiments.definition.config_files import config_path, tables
 from fairseq_lrpe.experiments.definition.run import RECORDS, Run
-from fairseq_lrpe.experiments.definition.table import Table, TableSpec
+from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.execution.progress import describe_folder
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize

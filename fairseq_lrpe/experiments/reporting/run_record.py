@@ -110,13 +110,23 @@ class RunRecord:
                     yield evaluation, metric, float(measured[metric]), measured.get(f"{metric}_signature")
 
     def value(self, evaluation: str, metric: str) -> float | None:
-        """Returns a measurement; if it is missing, NaN for a run that diverged, and None otherwise."""
+        """Returns a measurement; if it is missing, NaN for a run that diverged, and None otherwise.
+
+        The key of the kind's curve is a metric of the evaluation "training": the last value of the curve.
+        """
+        if evaluation == "training" and self.kind.curve and metric == self.kind.curve.key:
+            return self._last_of_curve()
         measured = self.measured.get(evaluation, {})
         value = measured.get(metric)
         # A diverged run has the worst value of every metric, also of those that could not be measured.
         if metric not in measured and measured and self.is_diverged:
             value = math.nan
         return None if value is None else float(value)
+
+    def _last_of_curve(self):
+        if self.is_diverged:
+            return math.nan
+        return self.curve[max(self.curve)] if self.curve else None
 
     def compared_settings(self) -> dict[str, dict[str, object]]:
         """Returns the settings that can change the result, as :func:`compared` returns them."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.definition.run import Run, as_text
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
@@ -130,11 +130,26 @@ def _heading(table, summary):
         chosen.append(f"{cell.row} of {heading(cell.column)} {cell.chosen}")
     if chosen:
         yield f"chosen by the mean over all seeds: {'; '.join(chosen)}"
+    yield from _tuned_rows(summary)
     signatures = summary.explode("signatures").dropna(subset="signatures")
     lines = {}
     for cell in signatures.itertuples():
         lines[f"{cell.column}: {cell.metric}, signature {cell.signatures}"] = None
     yield from lines
+
+
+def _tuned_rows(summary):
+    """Yields a line for each setting that a search has found best, with the rows that have it."""
+    rows = {}
+    for cell in summary.itertuples():
+        for key, value in cell.tuned.items():
+            names = rows.setdefault(f"{key}={as_text(value)}", {}).setdefault(cell.attention, {})
+            names[cell.row] = None
+    for setting, by_attention in rows.items():
+        texts = []
+        for attention, names in by_attention.items():
+            texts.append(f"{', '.join(names)} ({attention})")
+        yield f"{setting} in the rows {'; '.join(texts)}"
 
 
 def _experiments(summary):

@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from small_corpora import SPLITS, decoded, error_of, prepare, run, sentences, write_files, write_zip
 
 from data_prep import binarize, text_corpus
-from data_prep.corpora import text, wikitext
+from data_prep.corpora import own_text, text, wikitext
 from fairseq_lrpe.data.line_codec import Characters
 
 MARKED = "\ufeff" + "one two\u2028one\x85two\rone\x0ctwo\r\none two \n" * 20
@@ -202,7 +202,7 @@ def test_lines_that_sentencepiece_accepts_are_passed_unchanged():
 
 
 def test_python_documentation_is_split_without_overlap():
-    lines = text.python_docs()
+    lines = own_text.python_docs()
     everything = [line for split in lines.values() for line in split]
     assert len(everything) == len(set(everything)) and all(line.strip() for line in everything)
     sizes = {split: sum(map(len, part)) for split, part in lines.items()}

@@ -327,7 +327,7 @@ def save_table(configs, columns, *more):
     ({"choose_once": 1}, "choose_once: expected true or false, not 1"),
     ({"rows_of": "some_table"}, "rows_of: unknown table 'some_table' (did you mean 'some_table9'?)"),
     ({"rows_of": "own"}, "rows_of: unknown table 'own'"),
-    ({"rows_of": "other"}, "rows_of: other has the rows of another table"),
+    ({"rows_of": "other"}, "rows_of: own → other → own: give one of these tables rows of its own"),
 ])  # fmt: skip
 def test_errors_name_file_and_key(change, message, configs):
     own = OmegaConf.to_container(OmegaConf.load(configs / "tables/some_table9.yaml"))
@@ -340,11 +340,15 @@ def test_errors_name_file_and_key(change, message, configs):
 
 
 def test_rows_of_another_table():
-    other, table = Table("extrapolation", "mini"), Table("recall", "mini")
-    assert [(row.attention, row.row, row.method, row.changes) for row in table.rows] == [
-        (row.attention, row.row, row.method, row.changes) for row in other.rows
+    others = [
+        (row.attention, row.row, row.method, row.changes) for row in Table("extrapolation", "mini").rows
     ]
-    assert len(table.cells) == 4 * len(table.rows) and all(cell.runs for cell in table.cells)
+    for name, columns in {"length_generalization": 10, "recall": 4, "recall_learning_rates": 3}.items():
+        table = Table(name, "mini")
+        rows = [(row.attention, row.row, row.method, row.changes) for row in table.rows]
+        assert rows[: len(others)] == others
+        assert len(table.cells) == columns * len(rows) and all(cell.runs for cell in table.cells)
+    assert rows == [(row.attention, row.row, row.method, row.changes) for row in Table("recall", "mini").rows]
 
 
 def test_baseline_has_the_same_k():

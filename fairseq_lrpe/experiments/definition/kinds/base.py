@@ -44,6 +44,26 @@ class Kind:
     curve: Curve | None = None  # validation metric that plots show, or None for no plots
     validation_flags: dict[str, object] = {}  # further flags of fairseq-validate
 
+    @property
+    def training_metrics(self) -> list[str]:
+        """The metrics of the training itself: its speed and, with a curve, the last value of the curve."""
+        metrics = ["tokens_per_second"]
+        if self.curve is not None:
+            metrics.append(self.curve.key)
+        return metrics
+
+    def better(self, metric: str) -> str:
+        """Returns which values of a metric are better, "lower" or "higher"."""
+        if self.curve is not None and metric == self.curve.key:
+            return self.curve.better
+        return self.metrics.get(metric, "higher")
+
+    def decimals_of(self, metric: str) -> int:
+        """Returns the number of decimals of a metric in tables."""
+        if self.curve is not None and metric == self.curve.key:
+            return self.curve.decimals
+        return self.decimals.get(metric, 2)
+
     def check(self, cfg: DictConfig) -> None:
         """Raises UserError for invalid combinations of settings."""
 
