@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fairseq_lrpe.attention import DeltaAttention, LinearAttention, SoftmaxAttention
-    from fairseq_lrpe.encodings import build_encoding
+    from fairseq_lrpe.encodings import build_encoding, register_encoding
     from fairseq_lrpe.experiments.inference.load import TrainedModel
+    from fairseq_lrpe.methods import register_method
     from fairseq_lrpe.ops import linear_attention
 
 __version__ = "1.0.0"
@@ -34,6 +35,8 @@ __all__ = [
     "load_model",
     "load_results",
     "published",
+    "register_encoding",
+    "register_method",
 ]
 
 _MODULES = {
@@ -42,6 +45,8 @@ _MODULES = {
     "SoftmaxAttention": "fairseq_lrpe.attention",
     "build_encoding": "fairseq_lrpe.encodings",
     "linear_attention": "fairseq_lrpe.ops",
+    "register_encoding": "fairseq_lrpe.encodings",
+    "register_method": "fairseq_lrpe.methods",
 }
 """{exported name: its package, which is imported on first use, because torch takes seconds to import}"""
 

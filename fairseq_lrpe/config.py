@@ -10,6 +10,7 @@ from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 
+from fairseq_lrpe import extensions
 from fairseq_lrpe.attention.linear import LINEAR_NORMS, LINEAR_RULES
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options
 from fairseq_lrpe.encodings.delta_rules import check_delta_rule
@@ -22,6 +23,8 @@ from fairseq_lrpe.ops.rope_scaling import SCALINGS, RopeScaling
 from fairseq_lrpe.positions import POSITIONS
 from fairseq_lrpe.utils.errors import UserError, user_errors
 from fairseq_lrpe.utils.suggest import check_flag
+
+extensions.load_or_exit()  # the flags below are those of the encodings that are registered now
 
 ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
 TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two are implemented by fairseq

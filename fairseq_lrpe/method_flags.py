@@ -5,19 +5,6 @@ from functools import cache
 
 from fairseq_lrpe.methods import METHODS
 
-SHARED_FLAGS = (
-    "linear_norm",
-    "linear_rule",
-    "feature_map",
-    "scale_queries",
-    "linear_backend",
-    "token_positions",
-    "encoding_interval",
-    "interval_encoding",
-    "encoding_window",
-)
-"""Flags of a method that are not options of its encoding."""
-
 
 @cache
 def option_flags() -> dict[str, str]:
@@ -33,6 +20,8 @@ def option_flags() -> dict[str, str]:
 
 def flag_names() -> list[str]:
     """Returns the names of all flags of methods and of options of encodings."""
+    from fairseq_lrpe.method_validation import SHARED_FLAGS
+
     return [*SHARED_FLAGS, *option_flags()]
 
 

@@ -3,6 +3,7 @@
 ``lrpe methods`` prints the table.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fairseq_lrpe.utils.errors import UserError
@@ -231,9 +232,32 @@ for _p, _rotation in (("householder", "householder"), ("identity", "identity"), 
 
 
 LISTING = "`lrpe methods` lists the methods and their attentions"
+UNKNOWN = f"{LISTING}; your own needs --import FILE.py (LRPE_IMPORT=FILE.py with fairseq's commands)"
+"""End of messages about an unknown method."""
 
 FAIRSEQ_ARCHITECTURES = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
 """{family: fairseq's architecture} of the method ``fairseq``, which equals ``base`` in softmax attention."""
+
+
+def register_method(name: str, flags: Mapping[str, object], source: str) -> None:
+    """Registers a method of a module outside this package, for which architectures are then created.
+
+    Args:
+        name: name of the method, such as "mine" for the architecture ``linear_lm_mine``.
+        flags: {flag with underscores: value}, such as {"encoding": "mine", "mine_rate": 0.1}.
+        source: where the method is from, which `lrpe methods` and the atlas show.
+
+    Raises:
+        UserError: if the name exists, a flag or the encoding is unknown, or models have been imported.
+    """
+    from fairseq_lrpe.method_validation import check_flags, check_name  # imports torch, which takes seconds
+
+    method = Method(dict(flags), source)
+    if METHODS.get(name) == method:  # a cell of a notebook is executed again
+        return
+    check_name(name, METHODS)
+    check_flags(name, flags)
+    METHODS[name] = method
 
 
 def architecture(attention: str, family: str, method: str) -> str:
@@ -254,8 +278,9 @@ def check_method(method: str, attention: str, remedy: str = "use {} attention") 
     """
     if attention not in ATTENTIONS:
         raise UserError(f"unknown attention {attention!r}{choices(attention, ATTENTIONS)}")
-    if method not in METHODS and method != "fairseq":
-        raise UserError(f"unknown method {method!r}{choices(method, [*METHODS, 'fairseq'], LISTING)}")
+    known = [*METHODS, "fairseq"]
+    if method not in known:
+        raise UserError(f"unknown method {method!r}{choices(method, known, UNKNOWN)}")
     attentions = METHODS[method].attentions() if method in METHODS else ["softmax"]
     if attention not in attentions:
         remedy = remedy.format(attentions[0])

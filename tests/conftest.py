@@ -37,8 +37,13 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if name := config.getoption("--encoding"):
+        from fairseq_lrpe import extensions
         from fairseq_lrpe.encodings import ENCODINGS
 
+        try:
+            extensions.load()
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
         if name not in ENCODINGS:
             raise pytest.UsageError(f"unknown encoding {name!r}: choose from {', '.join(ENCODINGS)}")
 

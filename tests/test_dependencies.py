@@ -97,8 +97,9 @@ def test_core_imports_torch_only(package):
 ADAPTER = "attention.fairseq_adapter"
 """The module of attention that is part of the plugin, not of the core."""
 ORDER = (
-    "utils data data_prep ops positions encodings attention methods method_flags config config_parts".split()
-)
+    "utils data data_prep ops positions encodings attention method_validation methods method_flags "
+    "extensions config config_parts"
+).split()
 ORDER += [ADAPTER, "config_validation", "tasks", "fairseq_ext", "models", "experiments", "benchmarks", "cli"]
 """Packages and modules, each of which imports only those before it."""
 PARTS = ("definition", "execution", "inference", "estimation", "reporting")

@@ -4,7 +4,8 @@ import re
 
 from support.tiny import REPOSITORY
 
-from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
+from fairseq_lrpe.experiments.definition.config_files import experiments
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.method_flags import flag_names
 
 PAGE = (REPOSITORY / "docs/deviations.md").read_text()

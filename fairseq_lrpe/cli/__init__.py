@@ -9,8 +9,10 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from importlib import import_module
 
+from fairseq_lrpe import extensions
 from fairseq_lrpe.utils.cli import open_standard_streams
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import is_utf8
@@ -51,15 +53,17 @@ def main(arguments: list[str] | None = None) -> None:
     check_python()
     open_standard_streams()
     set_up_process()
-    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    for word in (name, *rest):
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for word in words:
         if not is_utf8(word):
             sys.exit(f"lrpe: the argument {os.fsencode(word)!r} is not UTF-8: use names and text in UTF-8")
+    words, imports = split_imports(words)
+    name, *rest = words or ["--help"]
     if name in ("-h", "--help"):
         print_help()
     elif name in COMMANDS or name in INTERNAL:
         check_launchers(name, rest)
-        run(name, rest)
+        run(name, rest, imports)
     else:
         listing = "`lrpe --help` lists the commands"
         sys.exit(f"lrpe: unknown command {name!r}{choices(name, COMMANDS, listing)}")
@@ -96,13 +100,33 @@ def print_help() -> None:
     for name, (_, summary) in COMMANDS.items():
         print(f"  {name:<16} {summary}")
     print("\n`lrpe COMMAND --help` explains a command.")
+    print("With --import MODULE, any command knows encodings and methods of your own.")
     print(f"\n{EXAMPLES}", end="")
 
 
-def run(name: str, arguments: list[str]) -> None:
-    """Imports the module of a command and runs the command in this process."""
+def split_imports(words: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments without the options --import, and the values of these options.
+
+    Arguments after -- are for fairseq-train.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    kept = []
+    imports = []
+    before_dashes = iter(words[:end])
+    for word in before_dashes:
+        option, equals, value = word.partition("=")
+        if option == "--import":
+            imports.append(value if equals else next(before_dashes, ""))
+        else:
+            kept.append(word)
+    return kept + words[end:], imports
+
+
+def run(name: str, arguments: list[str], imports: Iterable[str]) -> None:
+    """Imports extensions and the module of a command, and runs the command in this process."""
     module = INTERNAL[name] if name in INTERNAL else COMMANDS[name][0]
     try:
+        load_extensions(name, imports)
         import_module(module).main(arguments)
     except ModuleNotFoundError as error:
         if str(error.name).startswith(("fairseq_lrpe", "data_prep")):  # a bug
@@ -110,6 +134,13 @@ def run(name: str, arguments: list[str]) -> None:
         sys.exit(f"lrpe {name}: {error}: run `pip install 'fairseq-lrpe[train]'`")
     except KeyboardInterrupt:
         sys.exit(130)  # the import of torch and fairseq takes seconds
+
+
+def load_extensions(name: str, imports: Iterable[str]) -> None:
+    try:
+        extensions.load(imports)
+    except UserError as error:
+        sys.exit(f"lrpe {name}: {error}")
 
 
 def check_launchers(name: str, arguments: list[str]) -> None:

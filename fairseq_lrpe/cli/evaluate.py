@@ -24,6 +24,7 @@ from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import run_directory, runner
 from fairseq_lrpe.experiments.execution.evaluators.lm import LMEvaluator
 from fairseq_lrpe.experiments.execution.job import Job
+from fairseq_lrpe.experiments.execution.run_extension import check_extension
 from fairseq_lrpe.experiments.execution.run_files import read_evaluation, read_settings
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, method_style
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser, resumable
@@ -87,6 +88,7 @@ def load_job(folder: Path, evaluations: dict[str, dict]) -> Job:
         raise UserError(f"{folder} has a run of the kind {settings['kind']}: pass a run of the kind lm")
     if "finished" not in read_evaluation(folder):
         raise UserError(f"the run in {folder} is not finished: resume it with `lrpe train`")
+    check_extension(settings)
     run = Run.of(settings)
     kind = KINDS["lm"]
     cfg = build_config(kind, OmegaConf.create(settings["config"]))

@@ -10,7 +10,8 @@ from argparse import ArgumentParser
 
 from fairseq_lrpe.cli.train import execute_jobs, parse
 from fairseq_lrpe.data.glue_tasks import TASKS, get_task
-from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
+from fairseq_lrpe.experiments.definition.config_files import experiments
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.kinds import glue
 from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags
@@ -19,8 +20,8 @@ from fairseq_lrpe.utils.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> None:
-    args, overrides = parse(make_parser(), arguments)
     with exit_on_error("finetune"):
+        args, overrides = parse(make_parser(), arguments)
         for task in args.tasks:
             get_task(task)
         experiment = Experiment.load(args.experiment, overrides)

@@ -15,10 +15,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fairseq_lrpe.cli import results, train
+from fairseq_lrpe.experiments.definition.config_files import tables
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.definition.table_settings import SCALE_HELP, SCALES
-from fairseq_lrpe.experiments.definition.table_spec import TableSpec, tables
+from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, show_estimate
 from fairseq_lrpe.experiments.execution import scheduler, slurm
 from fairseq_lrpe.experiments.execution.job import Job, State

@@ -14,7 +14,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
+from fairseq_lrpe import extensions
+from fairseq_lrpe.experiments.definition.config_files import experiments
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, show_estimate
 from fairseq_lrpe.experiments.execution import runner, slurm
 from fairseq_lrpe.experiments.execution.job import Job
@@ -31,8 +33,9 @@ SWITCHES = ("--cpu", "--dry-run", "--estimate", "--wait", "--status", "--cancel"
 def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     words, extra_flags = split_at_dashes(words)
-    args, overrides = parse(make_parser(), words)
     with exit_on_error("train"):
+        # The help lists the experiments, whose folders may be wrong.
+        args, overrides = parse(make_parser(), words)
         experiment = Experiment.load(args.experiment, overrides)
         check_method(args.method, args.attention, "pass --attention {}")
         runs = experiment.runs(args.attention, args.method, args.seeds)
@@ -72,11 +75,12 @@ def execute_jobs(jobs: list[Job], args: Namespace) -> None:
 
 def print_commands(jobs: Iterable[Job]) -> None:
     """Prints the training command of each job, or a comment if it needs a checkpoint that does not exist."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in extensions.variables().items()]
     for job in jobs:
         if job.starts_from and not job.starts_from.exists():
             print(f"# {job.run}: the command depends on {job.starts_from}, which does not exist yet")
         elif job.kind.trains:
-            print(shlex.join(train_command(job)))
+            print(*variables, shlex.join(train_command(job)))
 
 
 def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:

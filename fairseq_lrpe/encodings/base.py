@@ -176,9 +176,16 @@ def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]
 
     Raises:
         TypeError: if the help texts are not those of the class's options.
+        ValueError: if the name is not an identifier, or is that of another class.
     """
+    if not name.isidentifier():
+        raise ValueError(f"{name!r} cannot be the name of an encoding: use letters, digits and underscores")
 
     def register(cls):
+        known = ENCODINGS.get(name)
+        # A class that is defined again, such as in a notebook, replaces itself.
+        if known and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"the encoding {name!r} exists already: choose another name")
         options = encoding_options(cls)
         inherited = {option: getattr(cls, "option_help", {}).get(option) for option in options}
         texts = {option: text for option, text in inherited.items() if text is not None} | option_help

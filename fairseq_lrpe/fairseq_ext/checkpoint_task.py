@@ -12,6 +12,7 @@ from pathlib import Path
 from fairseq.checkpoint_utils import get_maybe_sharded_checkpoint_filename
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
+from fairseq_lrpe.fairseq_ext.architecture import check_registered
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.errors import UserError
@@ -25,14 +26,17 @@ def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
     in the checkpoint of this plugin's task. Explicit flags take precedence.
 
     Raises:
-        UserError: if the checkpoint cannot be read, or its task and ``--task`` are of different families.
+        UserError: if the checkpoint cannot be read, its method is not registered, or its task and ``--task``
+            are of different families.
     """
     args, _ = parser.parse_known_args(words, Namespace(task=None))
     if not getattr(args, "path", None):
         return
     shard = getattr(args, "checkpoint_suffix", ""), 0, getattr(args, "checkpoint_shard_count", 1)
     path = get_maybe_sharded_checkpoint_filename(args.path.split(os.pathsep)[0], *shard)
-    task = read_checkpoint(Path(path), "pass one that fairseq-train wrote")["cfg"]["task"]
+    settings = read_checkpoint(Path(path), "pass one that fairseq-train wrote")["cfg"]
+    check_registered(Path(path), settings["model"])
+    task = settings["task"]
     name = task.get("_name")
     family = FAMILIES.get(args.task)
     if family and FAMILIES.get(name, family) != family:

@@ -13,8 +13,9 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.fairseq_ext.architecture import split_architecture
 from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
-from fairseq_lrpe.methods import ATTENTIONS, LISTING, METHODS
+from fairseq_lrpe.methods import ATTENTIONS, METHODS, UNKNOWN
 from fairseq_lrpe.models.data_validation import check_data
 from fairseq_lrpe.ops.linear.fla import missing_requirement
 from fairseq_lrpe.tasks import FAMILIES
@@ -28,18 +29,16 @@ def check_command_line(words: list[str]) -> None:
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--arch", "-a", default="")
     arch = parser.parse_known_args(list(map(str, words)))[0].arch
-    attention, _, rest = arch.partition("_")
-    families = [name for name in FAMILIES.values() if rest.startswith(f"{name}_")]
-    if attention in ATTENTIONS and families and arch not in ARCH_MODEL_REGISTRY:
-        family = max(families, key=len)  # the name of a family can start with that of another one
-        name = rest.removeprefix(f"{family}_")
+    parts = split_architecture(arch)
+    if parts and arch not in ARCH_MODEL_REGISTRY:
+        attention, family, name = parts
         if name in METHODS:
             raise UserError(
                 f"the method {name!r} does not exist in {attention} attention: pass --arch "
                 f"{METHODS[name].attentions()[0]}_{family}_{name}"
             )
         methods = [name for name, method in METHODS.items() if attention in method.attentions()]
-        raise UserError(f"{attention}_{family} has no method {name!r}{choices(name, methods, LISTING)}")
+        raise UserError(f"{attention}_{family} has no method {name!r}{choices(name, methods, UNKNOWN)}")
 
 
 def check_arguments(args) -> None:

@@ -108,8 +108,13 @@ def decode_stdin(error_type: type[BaseException] = UserError) -> None:
 
 
 def new_parser(prog: str, description: str, arguments: str) -> argparse.ArgumentParser:
-    formatter = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(prog, f"%(prog)s {arguments}", description, formatter_class=formatter)
+    return argparse.ArgumentParser(
+        prog,
+        f"%(prog)s {arguments}",
+        description,
+        epilog="--import MODULE, which may be repeated, imports encodings and methods of your own.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def path_arg(text: str) -> Path:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_lrpe.data.corpora import prepare_command
-from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
+from fairseq_lrpe.experiments.definition.config_files import experiments
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.utils.files import display_path
 
 SQUAD_MINI = "squad --from dev-v2.0.json --cut 2400 500 --pieces 4000 --longest 192 --out data/squad_mini"

@@ -92,6 +92,23 @@ def train_flags(data, arch, save_dir, *flags):
     return [data, "--user-dir", PLUGIN, *FLAGS, "--arch", arch, "--save-dir", save_dir, *flags]
 
 
+TINY_EXTENSION = """\
+from fairseq_lrpe.encodings import START, Encoding, register_encoding
+from fairseq_lrpe.methods import register_method
+
+
+@register_encoding("mine", speed="an option")
+class Mine(Encoding):
+    def __init__(self, *, speed=1.0, **shared):
+        super().__init__(**shared)
+
+    def forward(self, q, k, context=START):
+        return q, k
+
+
+register_method("mine", {"encoding": "mine"}, "a test")
+"""
+"""A module outside the package that registers an encoding and a method."""
 SMALL_LM = (
     "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=2 "
     "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64"
@@ -161,7 +178,8 @@ def write_run(folder, curve, valid=None, updates=None):
 
 def configured(folder):
     """Returns the settings in configs of a run's folder, and those of its evaluation "valid", or {}."""
-    from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
+    from fairseq_lrpe.experiments.definition.config_files import experiments
+    from fairseq_lrpe.experiments.definition.experiment import Experiment
     from fairseq_lrpe.experiments.execution.job import Job
     from fairseq_lrpe.experiments.reporting.records import read_run
 

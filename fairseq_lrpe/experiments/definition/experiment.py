@@ -14,13 +14,14 @@ from types import MappingProxyType
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fairseq_lrpe.experiments.definition.config_files import config_path, experiments
 from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.definition.setting_differences import is_non_identifying
 from fairseq_lrpe.experiments.definition.settings import validate
 from fairseq_lrpe.method_flags import flag_names, foreign_encoding
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, read_file, visible_files, without_mark
+from fairseq_lrpe.utils.files import REPOSITORY, display_path, read_file, without_mark
 from fairseq_lrpe.utils.suggest import choices
 from fairseq_lrpe.utils.yaml_values import check_value, check_yaml
 
@@ -28,16 +29,6 @@ MAX_SEED = 2**31 - 1
 """Largest seed of a run: fairseq adds the number of the epoch to it, and NumPy's seeds have 32 bits."""
 EXTENSIBLE = ("evaluations", "grid", "choose")  # sections of a YAML file to which overrides can add keys
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
-
-
-def experiments() -> list[str]:
-    """Returns the names of all experiments."""
-    names = []
-    for path in visible_files(CONFIGS):
-        is_other = path.parent.name in ("paper", "tables") or path.match("cluster*.yaml")
-        if path.suffix == ".yaml" and not is_other:
-            names.append(str(path.relative_to(CONFIGS).with_suffix("")))
-    return sorted(names)
 
 
 def read_yaml(path: Path) -> dict:
@@ -64,8 +55,9 @@ def _parsed(path, modified):
 def read_with_defaults(name: str) -> dict[Path, dict]:
     """Returns {path: content} of an experiment's YAML file, followed by the files that it extends."""
     contents: dict[Path, dict] = {}
+    path = None
     while name:
-        path = CONFIGS / f"{name}.yaml"
+        path = config_path(name, extending=path)
         if path in contents or not path.is_file():
             last = display_path(list(contents)[-1])
             wrong = "extends this file itself" if path in contents else "does not exist"
@@ -248,7 +240,7 @@ class Experiment:
         name = self.cfg.starts_from
         if not name:
             return None
-        if not (CONFIGS / f"{name}.yaml").is_file():
+        if not config_path(name).is_file():
             return REPOSITORY / name
         other = self.other(name)
         return other.runs(run.attention, run.method, other.cfg.seeds[:1])[0]

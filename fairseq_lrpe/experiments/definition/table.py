@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
-from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.cell import Cell
+from fairseq_lrpe.experiments.definition.config_files import experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment, applicable_overrides
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table_settings import (
@@ -73,7 +73,7 @@ class Table(TableSpec):
         for column_name, column in self._measured_columns():
             name = column.experiment_at(self.scale)
             key = f"columns.{column_name}.{EXPERIMENTS[self.scale]}"
-            self._check(key, "experiment", name, experiments.experiments())
+            self._check(key, "experiment", name, experiments())
             applicable[name] = None
         for name in applicable:
             applicable[name] = applicable_overrides(name, self.overrides)

@@ -1,8 +1,9 @@
-"""A table as its YAML file and the paper define it, and the list of all tables."""
+"""A table as its YAML file and the paper define it."""
 
 from contextlib import contextmanager
 
-from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition.config_files import config_path, tables
+from fairseq_lrpe.experiments.definition.experiment import LISTING
 from fairseq_lrpe.experiments.definition.table_settings import (
     SCALES,
     Paper,
@@ -16,12 +17,6 @@ from fairseq_lrpe.utils.files import display_path
 from fairseq_lrpe.utils.suggest import choices
 
 
-def tables() -> list[str]:
-    """Returns the names of all tables."""
-    paths = (experiments.CONFIGS / "tables").glob("[!.]*.yaml")
-    return sorted(path.stem for path in paths if path.is_file())
-
-
 class TableSpec:
     """A table as its YAML file and the paper define it: settings, published numbers and rows."""
 
@@ -30,7 +25,7 @@ class TableSpec:
             listing = "`bash scripts/table.sh` lists the tables"
             raise UserError(f"unknown table {name!r}{choices(name, tables(), listing)}")
         self.name = name
-        self.path = experiments.CONFIGS / "tables" / f"{name}.yaml"
+        self.path = config_path(f"tables/{name}")
         self.settings = read_model(self.path, TableSettings)
         self.source: str | None = None
         self.published = PaperTable()
@@ -47,7 +42,7 @@ class TableSpec:
 
     def _check(self, key, what, name, known):
         if name not in known:
-            raise self._error(key, f"unknown {what} {name!r}{choices(name, known, experiments.LISTING)}")
+            raise self._error(key, f"unknown {what} {name!r}{choices(name, known, LISTING)}")
 
     def _check_rows(self):
         """Raises UserError if two rows have the same attention and name."""
@@ -65,7 +60,7 @@ class TableSpec:
             raise self._error(key, error) from None
 
     def _read_published(self):
-        paper = read_model(experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml", Paper)
+        paper = read_model(config_path(f"paper/{self.settings.paper}"), Paper)
         self.source = paper.source
         if self.settings.table is not None:
             self._check("table", "table", self.settings.table, paper.tables)
@@ -89,7 +84,7 @@ class TableSpec:
                 names = " → ".join([*chain_of_tables, name])
                 raise self._error("rows_of", f"{names}: give one of these tables rows of its own")
             chain_of_tables.append(name)
-            path = self.path.with_name(f"{name}.yaml")
+            path = config_path(f"tables/{name}")
             name = read_model(path, TableSettings).rows_of if path.is_file() else None
 
     @property

@@ -16,6 +16,7 @@ from typing import IO
 
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.setting_differences import setting_differences
+from fairseq_lrpe.experiments.execution.run_extension import extension_differences
 from fairseq_lrpe.experiments.execution.run_files import read_settings
 from fairseq_lrpe.method_flags import foreign_encoding
 from fairseq_lrpe.utils.errors import UserError
@@ -173,6 +174,7 @@ def run_differences(before: dict, now: dict) -> list[str]:
     differences = setting_differences(of_method(before["config"], method), of_method(now["config"], method))
     for name in ("flags", "precision"):
         differences += setting_differences(before[name], now[name], name)
+    differences += extension_differences(before, now)
     differences += data_differences(before["data"], now["data"])
     if _start_digest(before) != _start_digest(now):
         differences.append(f"starts_from was {_start_text(before)}, now {_start_text(now)}")

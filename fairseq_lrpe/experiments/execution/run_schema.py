@@ -87,6 +87,12 @@ class InitialCheckpoint(Content):
     sha256: str
 
 
+class UsedExtension(Content):
+    source: LineText
+    code: str | None
+    flags: dict[str, Any]
+
+
 class Extended(Content):
     updates: Count
 
@@ -119,6 +125,7 @@ class Settings(Content):
     processor: Processor | None = None
     flags: list[str] | None = None
     starts_from: InitialCheckpoint | None = None
+    extension: UsedExtension | None = None
     extended: Extended = Extended(updates=0)
     data: dict[str, Count] = {}
     started: str = ""

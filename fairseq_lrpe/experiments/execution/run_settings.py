@@ -14,6 +14,7 @@ from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.execution import run_directory
 from fairseq_lrpe.experiments.execution.job import Job
 from fairseq_lrpe.experiments.execution.launch import visible_gpus
+from fairseq_lrpe.experiments.execution.run_extension import used_extension
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, check_colon, display_path, file_exists
 from fairseq_lrpe.utils.gpus import gpus_here
@@ -37,6 +38,7 @@ def run_settings(job: Job) -> dict:
         "processor": run_directory.processor({**os.environ, **job.environment}, processes),
         "flags": job.extra_flags,
         "config": job.recorded_config,
+        **used_extension(job.run.method, job.train_flags),
         "starts_from": initial_checkpoint(job),
         "data": data_sizes(job.kind, job.cfg),
         "versions": run_directory.installed_versions(),

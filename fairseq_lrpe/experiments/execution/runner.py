@@ -20,6 +20,7 @@ from fairseq_lrpe.experiments.execution.job import Job, State
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.progress import say
 from fairseq_lrpe.experiments.execution.run_directory import InUse, locked
+from fairseq_lrpe.experiments.execution.run_extension import used_extension
 from fairseq_lrpe.experiments.execution.run_files import read_settings, record_evaluation, write_json
 from fairseq_lrpe.experiments.execution.run_settings import data_sizes, initial_checkpoint, run_settings
 from fairseq_lrpe.experiments.execution.training import (
@@ -209,6 +210,7 @@ def check_finished(job: Job) -> None:
         **asdict(job.run),
         "changes": dict(job.run.changes),
         "config": job.recorded_config,
+        **used_extension(job.run.method, job.train_flags),
         "flags": job.extra_flags,
         "data": data_sizes(job.kind, job.cfg),
     }

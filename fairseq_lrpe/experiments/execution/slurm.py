@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+from fairseq_lrpe import extensions
+from fairseq_lrpe.experiments.definition import config_files
 from fairseq_lrpe.experiments.definition.experiment import read_yaml
 from fairseq_lrpe.experiments.definition.run import Run, as_value
 from fairseq_lrpe.experiments.execution import scheduler
@@ -153,11 +155,14 @@ class SlurmRun(submitit.helpers.Checkpointable):
 
     job: Job
     args: Namespace
+    variables: dict[str, str]  # set in the job, which may inherit none, as with --export=NONE
 
     def __call__(self) -> None:
         requeue = signal.getsignal(signal.SIGUSR2)
         try:
             with exit_on_error("train"):
+                os.environ.update(self.variables)
+                extensions.load()
                 job = replace(self.job, **choose_machine(self.args_on_node()))
                 check(job)
                 execute_run(job)
@@ -172,6 +177,11 @@ class SlurmRun(submitit.helpers.Checkpointable):
             port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
             args.rendezvous = f"{os.environ['SLURM_LAUNCH_NODE_IPADDR']}:{port}"
         return args
+
+
+def own_files() -> dict[str, str]:
+    """Returns the environment variables that name the user's modules and configs by absolute paths."""
+    return {**extensions.variables(), **config_files.variables()}
 
 
 def sbatch_options(words: Iterable[str], gpus: int | None) -> dict[str, object]:
@@ -263,7 +273,7 @@ def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
     try:
         # submitit prints what it also raises
         with clean_environment(), redirect_stderr(io.StringIO()):
-            return executor.submit(SlurmRun(job, args)).job_id
+            return executor.submit(SlurmRun(job, args, own_files())).job_id
     except (FailedJobError, FailedSubmissionError) as error:
         lines = re.findall(r"sbatch: (?:error: )?(.+)", str(error)) or str(error).splitlines()[-1:]
         raise UserError(f"sbatch failed for {job.run}: {lines[-1]}") from None

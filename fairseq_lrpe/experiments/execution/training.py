@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fairseq_lrpe import extensions
 from fairseq_lrpe.experiments.execution import endings, extend_run, run_directory
 from fairseq_lrpe.experiments.execution.job import Job, State
 from fairseq_lrpe.experiments.execution.launch import train_command
@@ -48,7 +49,8 @@ def prepare_training(job: Job, settings: dict) -> tuple[list[str], Log]:
     if completed < job.updates:  # otherwise, evaluations of the trained model are kept
         (folder / "evaluation.json").unlink(missing_ok=True)
     write_json(folder / "run.json", settings)
-    script = [UNSET_IN_SHELL, f"cd {shlex.quote(str(REPOSITORY))}", shlex.join(command), ""]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in extensions.variables().items()]
+    script = [UNSET_IN_SHELL, *exports, f"cd {shlex.quote(str(REPOSITORY))}", shlex.join(command), ""]
     write_atomic(folder / "command.sh", "\n".join(script))
     log = Log(folder, completed=completed)
     log.restore(checkpoints, job.updates)

@@ -14,7 +14,9 @@ from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.encodings.delta_rules import check_norms
 from fairseq_lrpe.encodings.rotation import scale_rotations
+from fairseq_lrpe.experiments.execution.run_extension import check_extension
 from fairseq_lrpe.experiments.execution.run_files import evaluated_checkpoint, read_settings
+from fairseq_lrpe.fairseq_ext.architecture import check_registered
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.ops.rope_scaling import RopeScaling
 from fairseq_lrpe.utils.errors import UserError, user_errors
@@ -150,7 +152,7 @@ def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
         tasks: the supported tasks.
 
     Raises:
-        UserError: if there is no readable checkpoint of a supported task.
+        UserError: if there is no readable checkpoint of a supported task, or its method is not registered.
     """
     checkpoint = path
     if path.is_dir():
@@ -158,8 +160,11 @@ def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
         if not run:
             example = "such as results/lm/mini/linear_rope/seed-1, or a checkpoint file"
             raise UserError(f"{path} is a folder without a run: pass a run's folder, {example}")
+        check_extension(run)
         checkpoint = evaluated_checkpoint(path, run["config"]["evaluate"]["checkpoint"])
-    settings = read_checkpoint(checkpoint, "train it with `lrpe train`")["cfg"]["task"]
+    stored = read_checkpoint(checkpoint, "train it with `lrpe train`")["cfg"]
+    check_registered(checkpoint, stored["model"])
+    settings = stored["task"]
     task = settings.get("_name")
     if task not in tasks:
         expected = f"a model of {' or '.join(tasks)}"

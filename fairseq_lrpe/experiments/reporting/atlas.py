@@ -6,13 +6,15 @@ file that needs no network connection.
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pandas as pd
 
+from fairseq_lrpe.experiments.definition.config_files import own_tables
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.definition.table_settings import Row
+from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.answers import MEMORY, SPEED, answers
@@ -22,8 +24,10 @@ from fairseq_lrpe.experiments.reporting.atlas_entries import (
     method_entries,
     position_entry,
 )
+from fairseq_lrpe.experiments.reporting.plots import table_name
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.run_record import by_run, readable
+from fairseq_lrpe.experiments.reporting.user_tables import left_out_if_invalid
 from fairseq_lrpe.methods import ATTENTIONS, canonical
 from fairseq_lrpe.utils.numbers import format_number
 
@@ -45,7 +49,10 @@ def render(results: Path) -> str:
     """Returns the HTML page of the atlas for a results folder or a folder of recorded results."""
     runs = by_run(readable(read_runs(results)))
     shown = {name: Table(name, "mini") for name in TABLES}
-    numbers, columns = _numbers(shown, runs)
+    numbers, columns = _numbers([(TABLES[name], table) for name, table in shown.items()], runs)
+    own_numbers, own_columns = _numbers(_own_tables(runs), runs)
+    for card, measured in own_numbers.items():
+        numbers.setdefault(card, {}).update(measured)
     depths = _needles_by_depth(shown["needle"], runs)
     [experiment] = shown["extrapolation"].experiments.values()
     cfg = experiment.cfg
@@ -69,8 +76,9 @@ def render(results: Path) -> str:
         bounds=(SPEED, MEMORY),
         entries=entries,
         rows=rows,
-        columns=columns,
-        overview=[column for column in OVERVIEW if column in columns],
+        columns=columns + own_columns,
+        own_columns=own_columns,
+        overview=[column for column in OVERVIEW if column in columns] + own_columns,
         plot=blocks.scatter_plot(_points(rows)),
         attentions=ATTENTIONS,
         kinds=sorted({entry.kind for entry in entries}),
@@ -101,17 +109,46 @@ def _value(cell):
     return math.inf if cell is None or cell[1] is None else cell[1]
 
 
+def _own_tables(runs):
+    """Returns (prefix of the names of columns, table) of each table of the user with one of ``runs``.
+
+    Tables with rows that share a card, such as those of two values of an option, are left out.
+    """
+    shown = []
+    for name in own_tables():
+        if name in TABLES:
+            continue
+        with left_out_if_invalid(name):
+            for scale in TableSpec(name).scales:
+                table = Table(name, scale)
+                if runs.keys() & set(table.runs()) and _has_one_row_per_card(table):
+                    shown.append((f"{table_name(table)}: ", table))
+    return shown
+
+
+def _has_one_row_per_card(table):
+    cards = Counter()
+    for row in table.rows:
+        if row.method:
+            cards[row.attention, entry_name(row)] += 1
+    return max(cards.values(), default=0) == 1
+
+
 def _numbers(shown, runs):
     """Returns {(attention, name of a card): {column: (text, mean)}} and the columns with a number.
 
     The mean is None if the cell is not measured.
+
+    Args:
+        shown: (prefix of the names of columns, table) of each table.
+        runs: {run: record} of the measured runs.
     """
     numbers = {}
     columns = {}
-    for name, table in shown.items():
+    for prefix, table in shown:
         names = _entry_names(table)
         for line in summarize(table, runs).itertuples():
-            column = TABLES[name] + line.column
+            column = prefix + line.column
             number = "not measured", None
             if line.seeds:
                 text = f"{format_number(line.mean, line.decimals, line.std)} ({line.state})"

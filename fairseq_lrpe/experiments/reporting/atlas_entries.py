@@ -16,8 +16,9 @@ from fairseq_lrpe.attention import DeltaAttention, LinearAttention, SoftmaxAtten
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Context, encoding_options
+from fairseq_lrpe.experiments.definition.config_files import tables
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.table_spec import TableSpec, tables
+from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.reporting import blocks, encoding_descriptions
 from fairseq_lrpe.experiments.reporting.answers import causal_only
 from fairseq_lrpe.experiments.reporting.encoding_descriptions import (
@@ -26,6 +27,7 @@ from fairseq_lrpe.experiments.reporting.encoding_descriptions import (
     features_of_random_inputs,
 )
 from fairseq_lrpe.experiments.reporting.recorded_results import read_weights, shown_distances
+from fairseq_lrpe.experiments.reporting.user_tables import left_out_if_invalid
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
 from fairseq_lrpe.positions import POSITIONS, build_position
 from fairseq_lrpe.utils.subprocesses import as_flags
@@ -76,9 +78,10 @@ def _tables_by_method():
     names = defaultdict(list)
     for name in tables():
         methods = {}
-        for row in TableSpec(name).rows:
-            if row.method:
-                methods[canonical(row.method)] = None
+        with left_out_if_invalid(name):
+            for row in TableSpec(name).rows:
+                if row.method:
+                    methods[canonical(row.method)] = None
         for method in methods:
             names[method].append(name)
     return names
@@ -146,7 +149,7 @@ def _method_entry(name, modules):
         source="; ".join(METHODS[alias].source for alias in aliases(name)),
         kind=encoding_kind(name),
         models="causal only" if causal_only(name) else "causal and bidirectional",
-        formula=_as_html(inspect.getdoc(cls)),
+        formula=_as_html(inspect.cleandoc(cls.__doc__ or "It has no description.")),
         flags=" ".join(map(str, as_flags(METHODS[name].flags))),
         parameters=sum(map(_parameters, counted)),
         effects=effects,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition import config_files
 from fairseq_lrpe.experiments.definition.run import as_text
 from fairseq_lrpe.experiments.definition.table_settings import Paper, read_model
 from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS
@@ -75,7 +75,7 @@ def published() -> pd.DataFrame:
         - mean, std: the published number and its standard deviation, if there is one
     """
     lines = []
-    for path in sorted((experiments.CONFIGS / "paper").glob("[!.]*.yaml")):
+    for path in sorted((config_files.CONFIGS / "paper").glob("[!.]*.yaml")):
         for name, table in read_model(path, Paper).tables.items():
             for row in table.rows:
                 changes = ", ".join(f"{key}={as_text(value)}" for key, value in sorted(row.changes.items()))

@@ -10,10 +10,11 @@ from pathlib import Path
 import pandas as pd
 from rich.progress import track
 
+from fairseq_lrpe.experiments.definition.config_files import tables
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.definition.table_settings import SCALES
-from fairseq_lrpe.experiments.definition.table_spec import TableSpec, tables
+from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.reporting import recorded_results
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.blocks import render

@@ -14,10 +14,10 @@ import pandas as pd
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition.config_files import config_path, tables
 from fairseq_lrpe.experiments.definition.run import RECORDS, Run
 from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.definition.table_spec import TableSpec, tables
+from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.execution.progress import describe_folder
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
@@ -35,6 +35,7 @@ from fairseq_lrpe.experiments.reporting.tables import (
     table_records,
     table_sections,
 )
+from fairseq_lrpe.experiments.reporting.user_tables import left_out_if_invalid
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
 
@@ -90,16 +91,17 @@ def scan(results: Path) -> Report:
     runs = by_run(records)
     report = Report(results, records, runs, [])
     for name in tables():
-        for table in _tables(name, runs):
-            if runs.keys() & set(table.runs()):
-                measured = table_records(table, records)
-                report.tables.append((table, measured, summarize(table, measured)))
+        with left_out_if_invalid(name):
+            for table in _tables(name, runs):
+                if runs.keys() & set(table.runs()):
+                    measured = table_records(table, records)
+                    report.tables.append((table, measured, summarize(table, measured)))
     return report
 
 
 def _tables(name, runs):
     """Yields a table at each scale, without overrides and with those that runs of several methods have."""
-    text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text("utf-8", "replace")
+    text = config_path(f"tables/{name}").read_text("utf-8", "replace")
     if not any(run.experiment in text for run in runs):  # loading all tables takes long
         return
     for scale in TableSpec(name).scales:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.tiny import job_of
 
-from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition import config_files
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.estimation import cost
@@ -140,7 +140,7 @@ def test_trials_are_runs_with_a_change():
 
 def test_learning_rates_end_with_the_training():
     decaying = [
-        name for name in experiments.experiments() if Experiment.load(name).cfg.train.get("total_num_update")
+        name for name in config_files.experiments() if Experiment.load(name).cfg.train.get("total_num_update")
     ]
     assert {"classifier/imdb", "question_generator/squad", "roberta/wikibook"} <= {*decaying}
     for name in decaying:
@@ -190,7 +190,7 @@ VALID = "kind: lm\ndata: x\nbatch: {total: 8, per_gpu: 8}\n"
 ])  # fmt: skip
 def test_errors_name_file_and_key(text, message, tmp_path, monkeypatch):
     (tmp_path / "lm").mkdir()
-    monkeypatch.setattr(experiments, "CONFIGS", tmp_path)
+    monkeypatch.setattr(config_files, "CONFIGS", tmp_path)
     (tmp_path / "lm/own.yaml").write_text(text)
     with pytest.raises(ValueError) as error:
         Experiment.load("lm/own")

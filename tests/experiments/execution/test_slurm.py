@@ -7,7 +7,19 @@ import time
 
 import pytest
 from support.slurm_cluster import slurm_cluster, wait_until
-from support.tiny import BIN, REPOSITORY, SMALL_LM, job_of, output_of, run_here
+from support.tiny import (
+    BIN,
+    REPOSITORY,
+    SMALL_LM,
+    TINY_EXTENSION,
+    job_of,
+    output_of,
+    read,
+    run_command,
+    run_here,
+    succeeded,
+    write_configs,
+)
 
 from fairseq_lrpe.cli import table, train
 from fairseq_lrpe.experiments.execution import slurm, slurm_queue
@@ -205,6 +217,40 @@ def test_training_in_an_allocation_has_the_batch_of_the_experiment(
     assert "training on 2 devices" in log.read_text()
     entries = [entry for entry in read_log(log.parent) if entry["kind"] == "train_inner"]
     assert {entry["bsz"] for entry in entries} == {8}
+
+
+SUBMISSION = """
+import sys
+from pathlib import Path
+import cloudpickle
+from fairseq_lrpe import extensions
+from fairseq_lrpe.cli import train
+from fairseq_lrpe.experiments.definition.experiment import Experiment
+from fairseq_lrpe.experiments.execution import slurm
+from fairseq_lrpe.experiments.execution.job import Job
+
+extensions.load(["mine.py"])
+args, overrides = train.parse(train.make_parser(), sys.argv[1:])
+experiment = Experiment.load(args.experiment, overrides)
+[run] = experiment.runs(args.attention, args.method, args.seeds)
+job = slurm.SlurmRun(Job(experiment, run, args.results), args, slurm.own_files())
+Path("job.pkl").write_bytes(cloudpickle.dumps(job))
+"""
+JOB = "import sys, cloudpickle; cloudpickle.load(open(sys.argv[1], 'rb'))()"
+
+
+def test_job_has_the_modules_and_configs_of_the_command(data_bin, tmp_path):
+    """The function of a job, in a process without their variables and in another folder."""
+    (tmp_path / "mine.py").write_text(TINY_EXTENSION)
+    write_configs(tmp_path / "configs", {"lm/own": {"defaults": "lm/mini"}})
+    words = ["lm/own", "mine", *SMALL, "updates=2", f"data={data_bin}", "--cpu"]
+    words += ["--results", tmp_path / "results"]
+    path = {"PYTHONPATH": str(REPOSITORY)}
+    succeeded(run_command("python", "-c", SUBMISSION, *words, folder=tmp_path, **path))
+    variables = {"LRPE_IMPORT": "", "LRPE_CONFIGS": "", **path}
+    succeeded(run_command("python", "-c", JOB, tmp_path / "job.pkl", folder="/", **variables))
+    [run] = [path.parent for path in tmp_path.rglob("evaluation.json")]
+    assert run.is_relative_to(tmp_path / "results/lm/own/linear_mine") and "finished" in read(run)
 
 
 def test_several_tasks_of_srun_are_refused(environment):

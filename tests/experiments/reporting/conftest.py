@@ -3,7 +3,7 @@
 import pytest
 from support.tiny import write_configs, write_run
 
-from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition import config_files
 
 ROWS = ("Base", "RoPE", "Type1", "Type2", "PER", "SPE")
 METHODS = ("base", "rope", "tmlr_type1", "iclr_type2", "per", "spe")
@@ -46,7 +46,7 @@ def configs(tmp_path, monkeypatch):
         "lm/big": flags | {"seeds": [1, 2, 3], "updates": 100, "evaluations": evaluations},
         "lm/small": {"defaults": "lm/big", "seeds": [1, 2]},
     }
-    monkeypatch.setattr(experiments, "CONFIGS", tmp_path / "configs")
+    monkeypatch.setattr(config_files, "CONFIGS", tmp_path / "configs")
     return write_configs(tmp_path / "configs", files)
 
 

@@ -11,7 +11,7 @@ from support.tiny import REPOSITORY, run_here
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results
-from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition import config_files
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.reporting import recording
 from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS, read_settings
@@ -177,8 +177,8 @@ def test_damaged_records(name, old, new, problem, folder, records):
 
 
 def test_records_of_changed_experiments_are_omitted(folder, records, tmp_path, monkeypatch):
-    shutil.copytree(experiments.CONFIGS, tmp_path / "configs")
-    monkeypatch.setattr(experiments, "CONFIGS", tmp_path / "configs")
+    shutil.copytree(config_files.CONFIGS, tmp_path / "configs")
+    monkeypatch.setattr(config_files, "CONFIGS", tmp_path / "configs")
     path = tmp_path / "configs/lm/mini.yaml"
     path.write_text(path.read_text() + "by_method: {cope: {clip_norm: 2}}\n")  # flags of another method
     assert not fairseq_lrpe.load_results(records)["problem"].any()
