@@ -18,7 +18,8 @@ OPTIONS = {f"{cls.__module__}.{cls.__name__}": cls.option_help for cls in ENCODI
 def on_files(files, config):
     """Adds the files of the top folder, and the atlas of encodings, to those of docs/."""
     root = Path(config.config_file_path).parent
-    files.append(File.generated(config, "atlas.html", content=atlas.render(root / "docs/results")))
+    page = atlas.render(root / "docs/results", home="index.html")
+    files.append(File.generated(config, "atlas.html", content=page))
     for name in TOP:
         files.append(File.generated(config, name, abs_src_path=str(root / name)))
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from fairseq_lrpe.cli.results import RECORDED
+from fairseq_lrpe.cli.results import RECORDED, check_recorded
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, html_path, new_parser
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, output_folder, write_atomic
@@ -35,6 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
         if find_spec("plotly") is None:
             raise UserError("plotly is missing: run `pip install 'fairseq-lrpe[report]'`")
         if args.atlas:
+            if not args.results:
+                check_recorded(RECORDED)
             write_atlas(args.results or RECORDED, args.atlas)
         else:
             results = args.results or REPOSITORY / "results"

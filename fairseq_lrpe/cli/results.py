@@ -18,6 +18,7 @@ examples:
 
 import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from fairseq_lrpe.cli.train import parse
 from fairseq_lrpe.experiments.definition.table import Table
@@ -105,14 +106,21 @@ def show_table(table: Table, args: Namespace) -> None:
 
 def show_experiment(args: Namespace) -> None:
     """Prints all runs of an experiment and, if requested, plots their validation curves."""
-    from fairseq_lrpe.experiments.reporting import plots, sweep_plot, tables
+    from fairseq_lrpe.experiments.reporting import experiment_runs, plots, sweep_plot
 
-    records = tables.read_experiment_runs(args.experiment, args.results)
-    tables.print_runs(records, args.format)
+    records = experiment_runs.read_experiment_runs(args.experiment, args.results)
+    experiment_runs.print_runs(records, args.format)
     if args.over:
         sweep_plot.plot_sweep(args.experiment, records, args.over, args.plot)
     elif args.plot:
         plots.plot_curves(args.experiment, plots.experiment_lines(records), args.plot)
+
+
+def check_recorded(folder: Path) -> None:
+    """Raises UserError if the folder of the repository's recorded results is missing, as in a wheel."""
+    if not folder.is_dir():
+        remedy = "pass the folder docs/results of a checkout of the repository"
+        raise UserError(f"{folder} does not exist, because a wheel has no recorded results: {remedy}")
 
 
 def use_records(args: Namespace) -> bool:
@@ -130,6 +138,7 @@ def use_records(args: Namespace) -> bool:
         print(f"{display_path(args.record)}: {count} run{'s' * (count != 1)} recorded")
         return not refused
     if args.check:
+        check_recorded(args.check)
         lines, is_as_recorded = recording.check(args.results, args.check)
         print(*lines, sep="\n")
         return is_as_recorded

@@ -45,8 +45,11 @@ OVERVIEW += ["speed at 512", "speed at 2,048", "memory at 2,048"]
 """Columns of the overview, a selection of the columns that cards have."""
 
 
-def render(results: Path) -> str:
-    """Returns the HTML page of the atlas for a results folder or a folder of recorded results."""
+def render(results: Path, home: str | None = None) -> str:
+    """Returns the HTML page of the atlas for a results folder or a folder of recorded results.
+
+    ``home`` is the address of a page to which the atlas links as the documentation.
+    """
     runs = by_run(readable(read_runs(results)))
     shown = {name: Table(name, "mini") for name in TABLES}
     numbers, columns = _numbers([(TABLES[name], table) for name, table in shown.items()], runs)
@@ -72,6 +75,7 @@ def render(results: Path) -> str:
     return blocks.render(
         "atlas.html.jinja",
         title="Atlas of positional encodings",
+        home=home,
         answers=answers(runs),
         bounds=(SPEED, MEMORY),
         entries=entries,

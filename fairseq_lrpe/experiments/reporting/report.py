@@ -21,6 +21,7 @@ from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.execution.progress import describe_folder
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
+from fairseq_lrpe.experiments.reporting.experiment_runs import experiment_sections
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
 from fairseq_lrpe.experiments.reporting.records import read_runs
@@ -29,7 +30,6 @@ from fairseq_lrpe.experiments.reporting.run_list import run_list
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord, by_run
 from fairseq_lrpe.experiments.reporting.settings import machine
 from fairseq_lrpe.experiments.reporting.tables import (
-    experiment_sections,
     measured_name,
     omissions,
     table_records,

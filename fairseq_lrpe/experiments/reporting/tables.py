@@ -1,4 +1,4 @@
-"""Functions that print the tables of papers and all runs of an experiment."""
+"""Functions that print the tables of papers."""
 
 import math
 import sys
@@ -10,7 +10,7 @@ import pandas as pd
 from fairseq_lrpe.experiments.definition.run import Run, as_text
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
-from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
+from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize
 from fairseq_lrpe.experiments.reporting.differences import INTERVALS, corrected_for
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, heading
@@ -263,48 +263,3 @@ def _ranks(summary, ours):
             last += ["", "needs 3 methods" if math.isnan(rho) else f"{rho:.2f}"]
         groups += [rows, pd.DataFrame([last], columns=frame.columns, dtype=object)]
     return pd.concat(groups, ignore_index=True)
-
-
-def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
-    """Returns the records of all runs of an experiment, whose YAML file may be missing.
-
-    Raises:
-        UserError: if the results folder has no run of the experiment.
-    """
-    runs = read_runs(results)
-    records = [record for record in runs if record.run.experiment == experiment]
-    if not records:
-        names = dict.fromkeys(record.run.experiment for record in runs)
-        existing = f"it has runs of {', '.join(names)}" if names else "it has no runs at all"
-        raise UserError(f"{results} has no run of the experiment {experiment!r}: {existing}")
-    return records
-
-
-def print_runs(records: list[RunRecord], format: str | None = None) -> None:
-    if format == "csv":
-        renderers.show_csv(summarize_runs(records)[aggregate.RUNS_CSV], "measured_seeds")
-    else:
-        renderers.show(experiment_sections(records), format)
-
-
-def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
-    """Yields the parts of the printed runs of an experiment: lines of text, and a table as a section."""
-    yield f"all runs of {records[0].run.experiment}"
-    yield "mean ± sample standard deviation over the seeds (number of seeds, if some are not measured)"
-    lines = {}
-    for run in summarize_runs(records).itertuples():
-        row = {
-            "attention": run.attention,
-            "method": run.method,
-            "changes": run.changes or "-",
-            "seeds": str(run.seeds),
-            "length": run.length or "-",
-            "state": run.state,
-        }
-        line = lines.setdefault((run.attention, run.method, run.changes), row)
-        if run.measured_seeds:
-            number = format_number(run.mean, int(run.decimals), run.std)
-            if run.measured_seeds < run.seeds:
-                number += f" ({run.measured_seeds})"
-            line[heading(f"{run.evaluation} {run.metric}")] = number
-    yield Section("", pd.DataFrame(list(lines.values())).fillna("-"))

@@ -13,7 +13,7 @@ from fairseq_lrpe.experiments.execution.progress import describe_folder
 from fairseq_lrpe.experiments.execution.run_files import parse_object
 from fairseq_lrpe.experiments.execution.run_log import Log, training_speed
 from fairseq_lrpe.experiments.execution.run_schema import Evaluation, Settings
-from fairseq_lrpe.experiments.reporting import recording, renderers, tables
+from fairseq_lrpe.experiments.reporting import experiment_runs, recording, renderers
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.utils.errors import UserError
 
@@ -35,7 +35,7 @@ def test_damaged_files_hide_no_run(name, kind, tmp_path):
     assert (records["rope"].state == "damaged") == is_damaged
     if is_damaged:
         assert records["rope"].problem.startswith(f"{name} ") and "remove" in records["rope"].problem
-    table = "\n".join(renderers.markdown(tables.experiment_sections(list(records.values()))))
+    table = "\n".join(renderers.markdown(experiment_runs.experiment_sections(list(records.values()))))
     assert f"{SOUND_VALUE}" in table
     training_steps = (Log, training_speed, endings.logged_updates, lambda run: describe_folder(run, 400))
     for step in training_steps:

@@ -22,6 +22,7 @@ from fairseq_lrpe.experiments.reporting import (
     aggregate,
     atlas,
     comparison,
+    experiment_runs,
     recorded_files,
     recording,
     renderers,
@@ -114,7 +115,7 @@ def test_reason(name, path, value, tmp_path):
 def test_every_rendering_shows_the_sound_run(mutants, tmp_path):
     folder, damages = mutants
     records = read_runs(folder)
-    text = "\n".join(renderers.markdown(tables.experiment_sections(records)))
+    text = "\n".join(renderers.markdown(experiment_runs.experiment_sections(records)))
     assert f"{SOUND_VALUE}" in text and "damaged" in text
     aggregate.summarize_runs(records)
     plot_curves("all", experiment_lines(records), tmp_path / "plot.png")

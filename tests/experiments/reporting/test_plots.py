@@ -5,7 +5,8 @@ from support.tiny import REPOSITORY, write_run
 
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate, plots, style
-from fairseq_lrpe.experiments.reporting.tables import read_experiment_runs, read_table_runs
+from fairseq_lrpe.experiments.reporting.experiment_runs import read_experiment_runs
+from fairseq_lrpe.experiments.reporting.tables import read_table_runs
 from fairseq_lrpe.methods import METHODS, canonical
 from fairseq_lrpe.utils.errors import UserError
 

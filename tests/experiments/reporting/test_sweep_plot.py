@@ -4,8 +4,8 @@ import pytest
 from support.tiny import write_run
 
 from fairseq_lrpe.cli import results
+from fairseq_lrpe.experiments.reporting.experiment_runs import read_experiment_runs
 from fairseq_lrpe.experiments.reporting.sweep_plot import plot_sweep, sweep_values
-from fairseq_lrpe.experiments.reporting.tables import read_experiment_runs
 from fairseq_lrpe.utils.errors import UserError
 
 RATES = {"0.001": {1: 30.0, 2: 32.0}, "0.01": {1: 20.0, 2: 26.0}, "0.1": {1: 90.0}}
