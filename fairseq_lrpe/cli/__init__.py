@@ -26,6 +26,7 @@ COMMANDS = {
     "evaluate": ("fairseq_lrpe.cli.evaluate", "evaluate a language model at several block lengths"),
     "generate": ("fairseq_lrpe.cli.generate", "continue or translate text, or generate questions"),
     "classify": ("fairseq_lrpe.cli.classify", "predict the labels of texts or images"),
+    "export": ("fairseq_lrpe.cli.export", "write a language model as a folder for Transformers"),
     "finetune": ("fairseq_lrpe.cli.finetune", "fine-tune a pretrained model on GLUE"),
     "glue-submission": (
         "fairseq_lrpe.experiments.inference.glue_submission",
