@@ -91,6 +91,8 @@ setup(
         # For one's own text and published data sets as Parquet, Arrow and .zst files.
         "data": ["pyarrow", "zstandard"],
         "bookcorpus": ["datasets"],
+        # For fairseq_lrpe.hf and lrpe export.
+        "hf": ["transformers>=4.56,<5"],
         # For reading published weights of BERT in question generation.
         "bert": ["transformers<5", "safetensors"],
         # For the interactive plots of lrpe report.

@@ -64,7 +64,9 @@ def declared():
 
 def test_setup_declares_exactly_the_imported_packages():
     lists = declared()
-    extras = lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"] | lists["data"]
+    extras = (
+        lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"] | lists["data"] | lists["hf"]
+    )
     needed = lists["install"] | lists["train"]
     assert packages(files("fairseq_lrpe", "data_prep")) == (needed - {"tensorboardX"}) | extras
     used = lists["test"] - COMMANDS - lists["gpu"] - lists["report"]
@@ -100,7 +102,7 @@ ORDER = (
     "utils data data_prep ops positions encodings attention method_validation methods method_flags "
     "extensions config config_parts"
 ).split()
-ORDER += [ADAPTER, "config_validation", "tasks", "fairseq_ext", "models", "experiments", "benchmarks", "cli"]
+ORDER += [ADAPTER, *"config_validation tasks fairseq_ext models hf experiments benchmarks cli".split()]
 """Packages and modules, each of which imports only those before it."""
 PARTS = ("definition", "execution", "inference", "estimation", "reporting")
 """The same for subpackages of experiments."""
@@ -233,6 +235,14 @@ def test_unsupported_versions(change, message):
         done = run_command(BIN / "python", "-c", f"{change}; {program}")
         assert done.returncode == 1 and message in done.stderr.splitlines()[-1]
         assert done.stderr.splitlines()[-1].startswith(start)
+
+
+def test_models_of_transformers_name_their_extra():
+    done = run_without({"transformers"}, "import fairseq_lrpe.hf")
+    message = (
+        "ImportError: fairseq_lrpe.hf needs Transformers (transformers is not installed): run `pip install "
+    )
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == message + "'fairseq-lrpe[hf]'`"
 
 
 def test_commands_name_the_extra_where_only_torch_is_installed():

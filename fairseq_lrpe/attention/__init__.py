@@ -10,7 +10,8 @@ For example, for inputs x (batch, length, 512):
 ``DeltaAttention`` is linear attention with a delta rule. ``MultiheadLinearAttention``,
 ``MultiheadDeltaAttention`` and ``MultiheadSoftmaxAttention`` are the same modules with the interface of
 ``torch.nn.MultiheadAttention``, and ``fairseq_adapter`` contains them with the interface of fairseq's
-attention. ``apply_encoding`` and ``attention_bias`` are for models that have their own attention.
+attention. ``apply_encoding`` and ``attention_bias`` are for models that have their own attention, and
+``attention_weights`` for plots.
 """
 
 import torch
@@ -27,6 +28,7 @@ from fairseq_lrpe.attention.torch_adapter import (
     MultiheadLinearAttention,
     MultiheadSoftmaxAttention,
 )
+from fairseq_lrpe.attention.weights import attention_weights
 from fairseq_lrpe.ops import LinearState
 
 # torch.load then reads saved states without weights_only=False.
@@ -50,4 +52,5 @@ __all__ = [
     "SoftmaxAttention",
     "apply_encoding",
     "attention_bias",
+    "attention_weights",
 ]

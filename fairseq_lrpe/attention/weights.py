@@ -24,14 +24,24 @@ def attention_weights(
     negative or close to 0. With a delta rule, whose weights can be negative, the divisor is the sum of their
     absolute values. Transformations of the values by the encoding are not part of the weights.
 
+    For inputs x (B, L, E) of a module, ``q, k, _ = attention.project(x, [x], None)``. If the encoding depends
+    on them, the context is ``Context(features=attention.encoding.input_features(x))``.
+
     Args:
         attention: linear (also with a delta rule) or softmax attention, in evaluation mode.
         q: queries (B, H, L, d), before the feature map and the encoding.
         k: keys (B, H, L, d), likewise.
         context: the positions, and the encoding's ``input_features`` if its scores depend on them.
         gates: with a delta rule, its gates (B, H, L, ·), by default those of inputs that are 0.
+
+    Raises:
+        ValueError: if attention is not causal, or if padding precedes the tokens.
     """
     encoding = attention.encoding
+    if not attention.causal:
+        raise ValueError("attention_weights are those of causal attention: pass a module with causal=True")
+    if context.key_padding_mask is not None and context.key_padding_mask[:, :1].any():
+        raise ValueError("attention_weights do not support padding before the tokens: omit it")
     values = torch.eye(q.size(-2), dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
     if isinstance(attention, DeltaAttention):
         if gates is None:
@@ -48,8 +58,10 @@ def attention_weights(
             sums = linear_attention(q, k, values, causal=True, **options)
         return weights / sums.sum(-1, keepdim=True).clamp(min=1e-6)
     scores = softmax_scores(encoding, *encoding(q, k, context), context)
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    scores = scores.masked_fill(later, float("-inf"))
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    if attention.window:
+        hidden = hidden | torch.ones_like(hidden).tril(-attention.window)
+    scores = scores.masked_fill(hidden, float("-inf"))
     return scores.exp() if log_weights(encoding) else scores.softmax(-1)
 
 

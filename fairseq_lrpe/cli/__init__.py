@@ -27,7 +27,9 @@ COMMANDS = {
     "report": ("fairseq_lrpe.cli.report", "write a report of results, or the atlas of encodings, as HTML"),
     "evaluate": ("fairseq_lrpe.cli.evaluate", "evaluate a language model at several block lengths"),
     "generate": ("fairseq_lrpe.cli.generate", "continue or translate text, or generate questions"),
+    "attention": ("fairseq_lrpe.cli.attention", "draw the attention of a language model in a text"),
     "classify": ("fairseq_lrpe.cli.classify", "predict the labels of texts or images"),
+    "export": ("fairseq_lrpe.cli.export", "write a language model as a folder for Transformers"),
     "finetune": ("fairseq_lrpe.cli.finetune", "fine-tune a pretrained model on GLUE"),
     "glue-submission": (
         "fairseq_lrpe.experiments.inference.glue_submission",

@@ -272,6 +272,11 @@ def test_short_examples():
     assert both.shape == (2, 8, 100, 64) and both.isfinite().all()
 
 
+def test_example_of_attention_weights():
+    names = example("import LinearAttention, attention_weights")
+    assert names["weights"].shape == (2, 4, 100, 100) and names["weights"].isfinite().all()
+
+
 def test_example_of_packed_sequences():
     names = example("document_ids_from_cu_seqlens(boundaries)")
     module, texts = names["attention"], names["x"][0].split([30, 50, 20])

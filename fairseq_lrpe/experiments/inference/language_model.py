@@ -1,6 +1,8 @@
 """Trained language models, which continue texts, and masked language models, which fill in masks."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,7 +10,7 @@ from torch import Tensor
 from fairseq_lrpe.data import line_codec
 from fairseq_lrpe.experiments.inference.load import TrainedModel
 from fairseq_lrpe.models import sampling
-from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.errors import UserError, user_errors
 
 MASK = "<mask>"
 
@@ -26,6 +28,22 @@ class LineModel(TrainedModel):
         dictionary = self.task.source_dictionary
         symbols = self.codec.encode(line, start)
         return dictionary.encode_line(symbols, append_eos=False, add_if_not_exist=False).long()
+
+
+class TextScore(NamedTuple):
+    """The probability of a text.
+
+    Attributes:
+        log_probability: the natural logarithm of the probability.
+        tokens: number of predicted tokens, with one for the end of each line.
+    """
+
+    log_probability: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(-self.log_probability / self.tokens)
 
 
 class LanguageModel(LineModel):
@@ -70,6 +88,43 @@ class LanguageModel(LineModel):
         starts_line = not prompt or prompt.endswith("\n")
         return self.codec.stream(self.symbols(sampled), starts_line)
 
+    @torch.no_grad()
+    def score(self, texts: Sequence[str]) -> list[TextScore]:
+        """Returns the log probability and the number of tokens of each text.
+
+        A text is one block of an evaluation, such as `lrpe evaluate`: it follows a line break, and its lines,
+        also the last one, end with a line break, which is predicted, too.
+
+        Args:
+            texts: the texts, in the form of the corpus; a line break at the end of a text has no effect.
+
+        Raises:
+            ValueError: if ``texts`` is a single text, for a text that is too long for the model, and for a
+                model with a memory, whose evaluation divides a text into segments.
+        """
+        if isinstance(texts, str):
+            raise UserError("expected a list of texts, not a single one: pass [text]")
+        if getattr(self.model.decoder, "memory", None) is not None:
+            raise UserError("a model with a memory scores no single texts: evaluate it with `lrpe train`")
+        return [self._score(text) for text in texts]
+
+    def _score(self, text):
+        dictionary = self.task.source_dictionary
+        end = torch.tensor([dictionary.eos()])
+        parts = []
+        for line in text.removesuffix("\n").split("\n"):
+            parts += [self.encode_line(line), end]
+        targets = torch.cat(parts).to(self.device)
+        starts = [dictionary.bos()] if self.task.args.add_bos_token else []
+        starts.append(dictionary.eos())
+        tokens = torch.cat([targets.new_tensor(starts), targets[:-1]])[None]
+        sampling.check_learned_positions(self.model.decoder, tokens.size(1))
+        with user_errors():
+            output = self.model(tokens)
+        log_probabilities = self.model.get_normalized_probs(output, log_probs=True)[0, -len(targets) :]
+        found = log_probabilities.gather(-1, targets[:, None])
+        return TextScore(found.double().sum().item(), len(targets))
+
     def encode(self, text: str) -> Tensor:
         """Returns the tokens (n,) of lines of text, preceded by </s>, or by <s> if training used it."""
         dictionary = self.task.source_dictionary
@@ -96,6 +151,9 @@ class SyntheticLanguageModel(LanguageModel):
     def __init__(self, *args):
         TrainedModel.__init__(self, *args)
         self.codec = line_codec.Characters()
+
+    def score(self, texts):
+        raise UserError("models of synthetic problems score no texts: use `lrpe evaluate-synthetic`")
 
     def encode(self, text):
         known = self.task.problem.characters

@@ -76,7 +76,7 @@ def load_model(
     Returns:
         The model, which has the methods of its family
 
-        - language models: ``sample(prompt, length)`` and ``stream(prompt, length)``
+        - language models: ``sample(prompt, length)``, ``stream(prompt, length)`` and ``score(texts)``
         - masked language models: ``fill_mask(text, top_k)``
         - translation: ``translate(texts)``
         - question generation: ``ask(context, answer)``
