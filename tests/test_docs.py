@@ -43,7 +43,9 @@ def check_lrpe(verb, *words):
             more += ["--methods", next(m for start, m in ONE_METHOD.items() if words[0].startswith(start))]
         done = run_here(lambda: main([verb, *words[:end], *more, *words[end:]]))
         trains = verb == "train" or not words[0].startswith(TABLES_OF_SPEEDS)
-        assert done.returncode == 0 and ("--save-dir" in done.stdout) == trains, done.stderr
+        is_continued = any(word.startswith("starts_from=results/") for word in words)
+        shown = "which does not exist yet" if is_continued else "--save-dir"
+        assert done.returncode == 0 and (shown in done.stdout) == trains, done.stderr
     else:
         check_parser(lambda: main([verb, *(words or ["--help"])]))
 
