@@ -11,7 +11,7 @@ from data_prep.fetch import SOURCES, fetch, unpacked
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.utils.cli import min_int
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import atomic_folder
+from fairseq_lrpe.utils.files import PLUGIN, atomic_folder, display_path
 
 UNPACKED = "unpacked.part"  # folder of unpacked archives; like every *.part, it belongs to the command
 RECORD = "source.json"  # the path given by --from, or None, and the options that affect the data
@@ -108,7 +108,7 @@ class Corpus:
         if vocabulary := self.vocabulary(shards[0]):
             print(f"vocabulary: {vocabulary}")
         data = os.pathsep.join(map(str, shards))
-        print(f"ready: fairseq-train {data} --task {self.task} --user-dir fairseq_lrpe ...")
+        print(f"ready: fairseq-train {data} --task {self.task} --user-dir {display_path(PLUGIN)} ...")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from data_prep.validation import usable_rows
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE, PAPER_TASKS, TASKS, Task, get_task
 from fairseq_lrpe.data.layout import read_object
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import check_regular, file_exists, read_lines, write_lines
+from fairseq_lrpe.utils.files import PLUGIN, check_regular, display_path, file_exists, read_lines, write_lines
 
 
 def task_option(tasks: list[str], default: list[str]) -> dict[str, dict]:
@@ -128,7 +128,7 @@ class Glue(Tasks, BytePairCorpus):
         rows = read_object(args.out / "bin" / "rows.json", lambda counts: counts["train"] > 0)
         print(f"{args.name}: rows: {compared(rows, self.published_rows(args))}")
         classes = len(args.task.labels) or "1 --regression-target"
-        flags = f"--task sentence_prediction --num-classes {classes} --user-dir fairseq_lrpe ..."
+        flags = f"--task sentence_prediction --num-classes {classes} --user-dir {display_path(PLUGIN)} ..."
         print(f"ready: fairseq-train {args.out / 'bin'} {flags}")
 
 

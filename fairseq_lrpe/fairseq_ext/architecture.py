@@ -23,11 +23,11 @@ def split_architecture(arch: str) -> tuple[str, str, str] | None:
     return attention, family, rest.removeprefix(f"{family}_")
 
 
-def check_registered(checkpoint: Path, model: dict) -> None:
+def check_registered(checkpoint: Path | str, model: dict) -> None:
     """Raises a UserError if the method or the encoding of a checkpoint has not been registered.
 
     Args:
-        checkpoint: path of the checkpoint.
+        checkpoint: path of the checkpoint, or what a message calls it.
         model: the settings of the model in the checkpoint.
     """
     arch = str(model.get("_name"))
@@ -40,6 +40,6 @@ def check_registered(checkpoint: Path, model: dict) -> None:
         missing = f"method {parts[2]!r}"
     if missing:
         raise UserError(
-            f"the {missing} of {checkpoint} is not registered: pass --import with the module that registers "
-            "it, or set LRPE_IMPORT to this module for fairseq's commands"
+            f"the {missing} of {checkpoint} is not registered: import the module that registers it, with "
+            "--import of `lrpe`, LRPE_IMPORT for fairseq's commands, or an import in Python"
         )

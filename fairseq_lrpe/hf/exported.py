@@ -14,6 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 from fairseq_lrpe.attention import SelfAttention
+from fairseq_lrpe.fairseq_ext.architecture import check_registered
 from fairseq_lrpe.models.sampling import check_learned_positions
 from fairseq_lrpe.ops.precision import Float32Parameters
 
@@ -79,6 +80,7 @@ class ExportedLanguageModel(PreTrainedModel, GenerationMixin):
         for number in range(config.vocab_size - len(dictionary)):
             dictionary.add_symbol(str(number))
         task = LanguageModelingTask(LanguageModelingConfig(), dictionary)
+        check_registered("the exported model", config.flags)
         self.model = build_model(OmegaConf.create(config.flags), task, from_checkpoint=True)
         self._tied_weights_keys = list(config.shared_weights)
         self.post_init()

@@ -22,7 +22,7 @@ class TableSpec:
 
     def __init__(self, name: str):
         if name not in tables():
-            listing = "`bash scripts/table.sh` lists the tables"
+            listing = "`lrpe table` lists the tables"
             raise UserError(f"unknown table {name!r}{choices(name, tables(), listing)}")
         self.name = name
         self.path = config_path(f"tables/{name}")

@@ -62,5 +62,5 @@ def check_extension(settings: dict) -> None:
         source = trained["source"]
         raise UserError(
             f"the run's method {settings['method']!r} was registered by {source}, which is not imported: "
-            f"pass --import {source}, or its path now"
+            f"pass --import {source}, or set LRPE_IMPORT={source}; in Python, import the module"
         )

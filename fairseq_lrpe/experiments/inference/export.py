@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fairseq_lrpe import extensions
 from fairseq_lrpe.data import line_codec
 from fairseq_lrpe.experiments.inference.language_model import SyntheticLanguageModel
 from fairseq_lrpe.experiments.inference.load import TrainedModel, find, load_model
@@ -57,7 +58,7 @@ model = AutoModelForCausalLM.from_pretrained(".", trust_remote_code=True)
 
 `trust_remote_code=True` lets Transformers run {modeling}.py, which imports its classes from the package
 fairseq_lrpe. The package has to be installed with the extras train and hf; nothing is downloaded.
-
+{extension}
 {tokenizer}
 """
 WITH_TOKENIZER = """\
@@ -219,5 +220,17 @@ def readme(name: str, config: "exported.ExportedConfig", has_tokenizer: bool) ->
         name=name,
         architecture=config.flags["_name"],
         modeling=MODELING,
+        extension=describe_extension(config.flags),
         tokenizer=WITH_TOKENIZER if has_tokenizer else WITHOUT_TOKENIZER,
     )
+
+
+def describe_extension(flags: dict) -> str:
+    """Returns a line about the module that registers the encoding, or "" if it is of this package.
+
+    ``flags`` are the flags of fairseq's model.
+    """
+    extension = extensions.origin(flags.get("encoding", "none"))
+    if extension is None:
+        return ""
+    return f"Import the module that registers the encoding first: {extension.source}.\n"
