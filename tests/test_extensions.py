@@ -161,7 +161,7 @@ def test_trained_run_names_its_module(tmp_path, data_bin):
         run_command("fairseq-eval-lm", *flags, folder=tmp_path, **paths({})),
     ):
         line = done.stderr.splitlines()[-1]
-        assert f"the encoding 'mine' of {checkpoint} is not registered: import the module that registers it" in line
+        assert f"the encoding 'mine' of {checkpoint} is not registered: import the module" in line
 
     (tmp_path / "mine.py").write_text(f"# A comment.\n{TINY_EXTENSION}")
     assert "already finished" in succeeded(lrpe(tmp_path, *words, *imported)).stdout

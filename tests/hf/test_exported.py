@@ -285,3 +285,9 @@ def test_example_of_the_documentation(trained, tmp_path, monkeypatch):
         ValueError, match=r"^linear-rope has no model that replace_positions has changed, but Ex"
     ):
         from_pretrained("linear-rope")
+
+
+def test_model_with_an_encoding_that_is_not_imported():
+    flags = {"_name": "linear_lm_mine", "encoding": "mine"}
+    with pytest.raises(ValueError, match="encoding 'mine' of the exported model is not registered"):
+        ExportedLanguageModel(ExportedConfig(flags=flags))
