@@ -62,7 +62,14 @@ CHANGES = "/".join(word for word in CHANGED if not word.startswith("batch.per_gp
 def test_gpus_are_shared(monkeypatch):
     pretend_gpus(monkeypatch, {f"card {i}": (8, 0) for i in range(4)}, ["sm_80"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    given = {"cpu": False, "nodes": 1, "precision": None, "compile": None, "dry_run": False}
+    given = {
+        "cpu": False,
+        "nodes": 1,
+        "precision": None,
+        "compile": None,
+        "dry_run": False,
+        "report_to": None,
+    }
     assert choose_machine(Namespace(gpus=None, **given), 2)["gpus"] == 2
     assert scheduler.share_of_machine(1, 2, 2) == {"CUDA_VISIBLE_DEVICES": "6,7"}
     for jobs, gpus in ((3, 2), (5, None)):
