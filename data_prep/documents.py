@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -85,24 +86,27 @@ def _binary(path: Path) -> Iterator[IO[bytes]]:
     """Opens a file for reading, decompressed; a damaged compressed file raises a UserError."""
     check_regular(path)
     suffix = path.suffix.lower()
+    if suffix == ".gz":
+        with _damage(path, EOFError, gzip.BadGzipFile, zlib.error), gzip.open(path) as file:
+            yield file
+    elif suffix == ZSTD:
+        with _required_package(path):
+            import zstandard
+        with _damage(path, zstandard.ZstdError), zstandard.open(path, "rb") as file:
+            yield io.BufferedReader(file)
+    else:
+        with path.open("rb") as file:
+            yield file
+
+
+@contextmanager
+def _damage(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Turns ``errors``, which reading a damaged file raises, into a UserError."""
     try:
-        if suffix == ".gz":
-            with gzip.open(path) as file:
-                yield file
-        elif suffix == ZSTD:
-            with _required_package(path):
-                import zstandard
-            with zstandard.open(path, "rb") as file:
-                yield io.BufferedReader(file)
-        else:
-            with path.open("rb") as file:
-                yield file
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is damaged ({error}): copy it again") from None
-    except Exception as error:
-        if type(error).__name__ != "ZstdError":
-            raise
-        raise UserError(f"{path} is damaged ({error}): copy it again") from None
+        yield
+    except errors as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} is damaged ({reason}): copy it again") from None
 
 
 @contextmanager
@@ -174,9 +178,9 @@ def read_parquet(path: Path, columns: list[str], remedy: str) -> Iterator[list[l
     If the file lacks a column, the message of the UserError ends in ``remedy``.
     """
     with _required_package(path):
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
 
-    with path.open("rb") as file, _damage_of_arrow(path):
+    with path.open("rb") as file, _damage(path, ArrowException):
         table = parquet.ParquetFile(file)
         for column in columns:
             check_column(path, column, table.schema_arrow.names, remedy)
@@ -192,24 +196,13 @@ def _parquet(path: Path, column: str) -> Iterator[object]:
 def _arrow(path: Path, column: str) -> Iterator[object]:
     """Reads a file of datasets' ``save_to_disk``, a stream of Arrow's batches."""
     with _required_package(path):
-        from pyarrow import ipc
+        from pyarrow import ArrowException, ipc
 
-    with path.open("rb") as file, _damage_of_arrow(path):
+    with path.open("rb") as file, _damage(path, ArrowException):
         batches = ipc.open_stream(file)
         check_column(path, column, batches.schema.names)
         for batch in batches:
             yield from batch.column(column).to_pylist()
-
-
-@contextmanager
-def _damage_of_arrow(path):
-    from pyarrow import ArrowException
-
-    try:
-        yield
-    except ArrowException as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} is damaged ({reason}): copy it again") from None
 
 
 def check_column(path: Path, column: str, columns: list[str], remedy: str = OTHER_COLUMN) -> None:

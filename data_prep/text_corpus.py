@@ -140,7 +140,8 @@ class TokenizerCorpus(TextCorpus):
     def encoder(self, args, train, folder):
         tokenizer = load_tokenizer(args.tokenizer)
         tokenizer.save(str(folder / TOKENIZER))
-        write_lines(self._dictionary(args), [f"{token} 1" for token in range(tokenizer.get_vocab_size())])
+        count = max(tokenizer.get_vocab().values()) + 1  # the numbers of tokens may have gaps
+        write_lines(self._dictionary(args), (f"{token} 1" for token in range(count)))
         return TokenizerFile(args.tokenizer).encode
 
     def flags(self, args):

@@ -5,6 +5,9 @@ from functools import cache
 
 from fairseq_lrpe.methods import METHODS
 
+ENCODING_FLAGS = ("encoding", "interval_encoding")
+"""Flags that select the encodings of a model."""
+
 
 @cache
 def option_flags() -> dict[str, str]:
@@ -25,16 +28,16 @@ def flag_names() -> list[str]:
     return [*SHARED_FLAGS, *option_flags()]
 
 
-def foreign_encoding(key: str, method: str, changes: Mapping[str, object]) -> str | None:
+def foreign_encoding(key: str, method: str, settings: Mapping[str, object]) -> str | None:
     """Returns the encoding with the option ``key``; None without one, or if a model has this encoding.
 
     Args:
         key: the key of a setting, such as "train.lrpe_core".
-        method: the model's method, whose encoding ``changes`` can replace.
-        changes: {key: value} of the changed settings of the model.
+        method: the model's method, whose encoding ``settings`` can replace.
+        settings: {flag: value} of the settings of the model.
     """
     encoding = option_flags().get(key.removeprefix("train."))
-    encodings = [changes.get(f"train.{flag}") for flag in ("encoding", "interval_encoding")]
+    encodings = [settings.get(flag) for flag in ENCODING_FLAGS]
     if method in METHODS:
         encodings.append(METHODS[method].encoding)
     return None if encoding in encodings else encoding

@@ -102,7 +102,9 @@ def _positions(encoding, q, k, visible):
     # The first token of a row is at position 0, also after padding.
     first = visible.any(2).any(1).int().argmax(-1)
     sees_first = visible.gather(-1, first[:, None, None, None].expand(*visible.shape[:3], 1))
-    if (visible.any(-1, keepdim=True) & ~sees_first).any():
+    # All layers have the same mask, and reading it waits for a GPU.
+    is_first = encoding.layer == 1 and not torch.compiler.is_compiling()
+    if is_first and (visible.any(-1, keepdim=True) & ~sees_first).any():
         raise ValueError(
             f"{encoding.name} depends on the number of preceding tokens, which windows and packed sequences "
             "hide: use another encoding, or neither"

@@ -18,8 +18,8 @@ from fairseq_lrpe.experiments.definition.config_files import config_path, experi
 from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.definition.setting_differences import is_non_identifying
-from fairseq_lrpe.experiments.definition.settings import validate
-from fairseq_lrpe.method_flags import flag_names, foreign_encoding
+from fairseq_lrpe.experiments.definition.settings import train_flags, validate
+from fairseq_lrpe.method_flags import ENCODING_FLAGS, flag_names, foreign_encoding
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, display_path, read_file, without_mark
 from fairseq_lrpe.utils.suggest import choices
@@ -207,16 +207,24 @@ class Experiment:
             if self._differs(key, value):
                 common[key] = value
         for key in common:
-            encoding = foreign_encoding(key, method, common)
+            encoding = self._foreign_encoding(key, method, common)
             if encoding:
                 raise UserError(f"{key} is an option of the encoding {encoding}, not of {method}: omit it")
         return common
+
+    def _foreign_encoding(self, key, method, changes):
+        """Returns the encoding with the option ``key`` if models with ``changes`` have no such encoding."""
+        selected = train_flags(self.cfg, method)
+        for flag in ENCODING_FLAGS:
+            if f"train.{flag}" in changes:
+                selected[flag] = changes[f"train.{flag}"]
+        return foreign_encoding(key, method, selected)
 
     def changes_for(self, method: str) -> dict[str, str]:
         """Returns {key: text} of ``changes``, without the options of encodings other than the method's."""
         changes = {}
         for key, text in self.changes.items():
-            if not foreign_encoding(key, method, self.changes):
+            if not self._foreign_encoding(key, method, self.changes):
                 changes[key] = text
         return changes
 
@@ -229,7 +237,7 @@ class Experiment:
         chosen = {}
         for key, values in self.cfg.choose.items():
             changes = dict(run.changes)
-            if key not in changes and not foreign_encoding(key, run.method, changes):
+            if key not in changes and not self._foreign_encoding(key, run.method, changes):
                 chosen[key] = values
         if not chosen:
             return []

@@ -214,9 +214,10 @@ def _start_text(settings):
 
 def _chooses(settings: dict) -> bool:
     """Returns whether the run with these settings chooses among trials, and is not itself a trial."""
-    changes = settings["changes"]
-    for key in settings["config"]["choose"]:
-        if key not in changes and not foreign_encoding(key, settings["method"], changes):
+    config = settings["config"]
+    flags = {**config.get("train", {}), **config.get("by_method", {}).get(settings["method"], {})}
+    for key in config["choose"]:
+        if key not in settings["changes"] and not foreign_encoding(key, settings["method"], flags):
             return True
     return False
 

@@ -20,6 +20,7 @@ from fairseq_lrpe.utils.numbers import format_number
 
 IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
 """Settings in run.json that do not distinguish runs in a comparison."""
+EXAMPLE = "pass one such as results/lm/mini/linear_rope/seed-1"
 
 
 def read_seeds(folder: Path) -> list[RunRecord]:
@@ -33,15 +34,15 @@ def read_seeds(folder: Path) -> list[RunRecord]:
         UserError: if the folder is not that of a run, or all seeds are damaged.
     """
     parent = folder.parent if folder.name.startswith("seed-") else folder
-    recorded = next(filter(is_recorded, parent.parents), None)
-    if recorded is not None:
-        return _recorded_seeds(parent, recorded)
+    if not parent.is_dir():
+        recorded = next(filter(is_recorded, parent.parents), None)
+        if recorded is not None:
+            return _recorded_seeds(parent, recorded)
+        raise UserError(f"{folder} does not exist: {EXAMPLE}")
     results = _results_folder(parent)
-    folders = []
-    if parent.is_dir():
-        folders = sorted(path for path in parent.iterdir() if is_seed(path) and path.is_dir())
+    folders = sorted(path for path in parent.iterdir() if is_seed(path) and path.is_dir())
     if results is None or not folders:
-        raise UserError(f"{folder} is not the folder of a run, such as results/lm/mini/linear_rope/seed-1")
+        raise UserError(f"{folder} is not the folder of a run: {EXAMPLE}")
     records = [read_run(path, results) for path in folders]
     if not readable(records):
         raise UserError(f"{records[0].folder} cannot be read: {records[0].problem}")

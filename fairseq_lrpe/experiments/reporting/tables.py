@@ -90,7 +90,9 @@ def print_results(
     summary = summarize(table, records)
     if methods:
         table.check_methods(methods)
-        names = {alias for method in methods for alias in aliases(method)}
+        names = set()
+        for method in methods:
+            names.update(aliases(method))
         summary = summary[summary["method"].isin(names)]
     if format == "csv":
         renderers.show_csv(summary[aggregate.CSV], "seeds")

@@ -168,6 +168,10 @@ def test_empty_documents_and_broken_rows_are_left_out(monkeypatch, tmp_path, cap
     assert "x.jsonl: left out 5 of 47 rows: line 43 is not JSON" in printed
 
 
+DAMAGED = bytearray(gzip.compress(bytes(range(256)) * 4, mtime=0))
+DAMAGED[10:14] = b"\xff" * 4
+
+
 @pytest.mark.parametrize("name, content, options, message", [
     ("x.jsonl", b'{"body": "a", "id": 1}', [], "has no column 'text', only body, id: pass another --column"),
     ("x.csv", b"id,body\n1,a\n", [], "x.csv has no column 'text', only id, body: pass another --column"),
@@ -182,6 +186,7 @@ def test_empty_documents_and_broken_rows_are_left_out(monkeypatch, tmp_path, cap
     ("x.txt", b"a\xff", [], "x.txt is not UTF-8 text (line 1: invalid start byte)"),
     ("x.txt.gz", b"no archive", [], "x.txt.gz is damaged (Not a gzipped file"),
     ("x.txt.gz", gzip.compress(b"a\n" * 999, mtime=0)[:20], [], "x.txt.gz is damaged (Compressed file ended"),
+    ("x.txt.gz", DAMAGED, [], "x.txt.gz is damaged (Error -3 while decompressing data"),
     ("x.txt.zst", b"no archive", [], "x.txt.zst is damaged ("),
     ("x.parquet", b"PAR1", [], "x.parquet is damaged ("),
     ("x.arrow", b"none", [], "x.arrow is damaged ("),
@@ -262,6 +267,18 @@ def test_tokenizers(name, tiny_bpe, in_process, tmp_path):
         size = 256 if name == "bytes" else 300
         assert len(dictionary) == size + dictionary.nspecial
         assert codec.decode(codec.encode("naïve 🙂")) == "naïve 🙂"
+
+
+def test_tokens_whose_numbers_have_gaps(in_process, tmp_path):
+    """No token becomes <unk> because of its number."""
+    vocabulary = {"[UNK]": 0, "a": 3, "b": 17}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    source = write_json_lines(tmp_path / "x.jsonl", ["a b", "b a c"] * 20)
+    options = ["--tokenizer", tmp_path / "tokenizer.json", "--valid", 0.1, "--test", 0.1]
+    run("text", source, tmp_path / "out", *options)
+    assert set(sentences(tmp_path / "out", "train")) == {"3 17", "17 3 0", ""}
 
 
 def test_a_damaged_tokenizer_is_refused(tmp_path):

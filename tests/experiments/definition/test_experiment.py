@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from support.tiny import job_of
+from support.tiny import job_of, write_configs
 
 from fairseq_lrpe.experiments.definition import config_files
 from fairseq_lrpe.experiments.definition.experiment import Experiment
@@ -222,3 +222,25 @@ def test_parameters_at_the_papers_size(experiment, attention, method, vocabulary
 def test_seeds_that_numpy_does_not_accept(seed):
     with pytest.raises(UserError, match=f"^the seed {seed} is too large: use one of at most 2147483647$"):
         Experiment.load("lm/mini").runs("linear", "rope", [1, seed])
+
+
+def test_options_of_an_encoding_that_settings_select(tmp_path, monkeypatch):
+    """By a YAML file, for one method of it, by an override or by changes; others are refused."""
+    files = {
+        "x/selected": {"defaults": "lm/mini", "train": {"encoding": "lrpe"}},
+        "x/by_method": {"defaults": "lm/mini", "by_method": {"rope": {"interval_encoding": "lrpe"}}},
+    }
+    monkeypatch.setenv("LRPE_CONFIGS", str(write_configs(tmp_path / "own", files)))
+    option = ["train.lrpe_core=mixed"]
+    selected = {"x/selected": [], "x/by_method": [], "lm/mini": ["train.encoding=lrpe"]}
+    for name, overrides in selected.items():
+        experiment = Experiment.load(name, [*overrides, *option])
+        [run] = experiment.runs("linear", "rope", [1])
+        assert ("train.lrpe_core", "mixed") in run.changes
+    [run] = Experiment.load("lm/mini").runs(
+        "linear", "rope", [1], {"train.encoding": "lrpe", "train.lrpe_core": "mixed"}
+    )
+    assert len(run.changes) == 2
+    for method in ("nope", "alibi"):
+        with pytest.raises(UserError, match="is an option of the encoding lrpe, not of"):
+            Experiment.load("x/by_method", option).runs("linear", method, [1])

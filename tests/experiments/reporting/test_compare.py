@@ -144,3 +144,10 @@ def test_recorded_runs():
     assert re.search(r"\| test \| perplexity \| .* \[.*\] \(3\) \|", done.stdout)
     done = run_here(command.main, folder / "linear_base", folder / "linear_nothing")
     assert f"{RECORDED} has no record of lm/mini/linear_nothing: " in done.stderr
+
+
+def test_runs_below_a_folder_that_looks_like_records(results):
+    """A folder "measurements" above the results does not make them recorded ones."""
+    (results.parent / "measurements").mkdir()
+    done = run_here(command.main, *folders(results))
+    assert done.returncode == 0 and "| method | rope | tmlr_type1 |" in done.stdout
