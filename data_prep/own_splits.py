@@ -133,4 +133,5 @@ def _check_counts(counts, source):
         if count == 0:
             total = sum(counts.values())
             remedy = "pass more documents" if split == "train" else f"pass a larger --{split}, such as 0.1"
-            raise UserError(f"{source} has {total:,} documents with text, none of them in {split}: {remedy}")
+            wrong = f"{source} has documents with text: {total:,}, none of them in {split}"
+            raise UserError(f"{wrong}: {remedy}")

@@ -79,7 +79,8 @@ def test_a_deleted_folder_is_an_error(tmp_path):
 def test_warnings_of_torch_and_fairseq_are_no_errors():
     words = ["-m", "fairseq_lrpe", "generate", "/nowhere"]  # imports both
     done = run_command(BIN / "python", *words, PYTHONWARNINGS="error")
-    assert done.stderr == "generate: the checkpoint /nowhere does not exist: train it with `lrpe train`\n"
+    expected = "pass a run's folder, such as results/lm/mini/linear_rope/seed-1, or a checkpoint file"
+    assert done.stderr == f"generate: /nowhere does not exist: {expected}\n"
 
 
 def test_plots_need_no_backend_of_matplotlib(tmp_path):

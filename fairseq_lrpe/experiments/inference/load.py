@@ -34,6 +34,7 @@ MODELS = {
     "image_classification": "classify.ImageClassifier",
 }
 """{fairseq task: module and class of its trained models}; the modules are imported on demand."""
+EXAMPLE = "such as results/lm/mini/linear_rope/seed-1, or a checkpoint file"
 
 
 class TrainedModel:
@@ -155,11 +156,12 @@ def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
         UserError: if there is no readable checkpoint of a supported task, or its method is not registered.
     """
     checkpoint = path
+    if not path.exists():
+        raise UserError(f"{path} does not exist: pass a run's folder, {EXAMPLE}")
     if path.is_dir():
         run = read_settings(path, ["config.evaluate.checkpoint"])
         if not run:
-            example = "such as results/lm/mini/linear_rope/seed-1, or a checkpoint file"
-            raise UserError(f"{path} is a folder without a run: pass a run's folder, {example}")
+            raise UserError(f"{path} is a folder without a run: pass a run's folder, {EXAMPLE}")
         check_extension(run)
         checkpoint = evaluated_checkpoint(path, run["config"]["evaluate"]["checkpoint"])
     stored = read_checkpoint(checkpoint, "train it with `lrpe train`")["cfg"]
