@@ -31,7 +31,7 @@ setup(
     package_data={
         "fairseq_lrpe.configs": ["*/*.yaml"],
         "fairseq_lrpe.experiments.reporting": ["*.jinja"],
-        "data_prep": ["sources.yaml"],
+        "data_prep": ["sources.yaml", "grimm/*.txt"],
     },
     entry_points={"console_scripts": ["lrpe=fairseq_lrpe.cli:main"]},
     python_requires=">=3.10",

@@ -48,6 +48,7 @@ def test_content(wheel):
     expected |= {f"fairseq_lrpe/{path.relative_to(REPOSITORY)}" for path in configs}
     expected |= {str(path.relative_to(REPOSITORY)) for path in templates}
     expected.add("data_prep/sources.yaml")
+    expected |= {f"data_prep/grimm/{split}.txt" for split in ("train", "valid", "test")}
     assert {name for name in names if ".dist-info/" not in name} == expected
 
 

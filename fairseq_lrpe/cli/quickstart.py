@@ -1,6 +1,6 @@
 """Train four small language models with linear attention and compare their perplexities and speeds.
 
-The text is the English documentation in Python's standard library, unless --from is given. With the default
+The text is Grimms' fairy tales, which the package contains, unless --from is given. With the default
 text and updates, the last line says whether the runs reproduce the recorded results in docs/results. For
 example:
 
@@ -21,7 +21,7 @@ from fairseq_lrpe.utils.subprocesses import available_cores
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe quickstart", __doc__, "[options]")
-    text = "folder with your own train.txt, valid.txt and test.txt (default: Python's documentation)"
+    text = "folder with your own train.txt, valid.txt and test.txt (default: Grimms' fairy tales)"
     parser.add_argument("--from", dest="source", type=abs_path, metavar="FOLDER", help=text)
     text = "number of training updates of each model (default: see configs/lm/quickstart.yaml)"
     parser.add_argument("--updates", type=min_int(1), help=text)

@@ -26,7 +26,7 @@ _MAX_INDEXED_POSITIONS = 4096
 
 @register_encoding("conv_spe", kernel_size="number of positions in ConvSPE's kernels")
 class ConvSPE(GatedSPE):
-    """Multiplies q and k by convolved noise, so that expected scores depend on positions only by i − j.
+    """Multiplies q and k by convolved noise; expected scores depend on i − j only (Liutkus et al. 2021).
 
     The encoding is gated ConvSPE with R = d realizations (Liutkus et al. 2021, Sec. 3.2, and its public code,
     aliutkus/spe, src/pytorch/spe/spe.py). With kernels u = kernel_q and w = kernel_k of P positions, and g =

@@ -63,7 +63,7 @@ class GatedSPE(ShiftMixin, Encoding):
 
 @register_encoding("spe")
 class SPE(GatedSPE):
-    """Multiplies q and k by sines and noise, so that expected scores depend on positions only by i − j.
+    """Multiplies q and k by sines and noise; expected scores depend on i − j only (Liutkus et al. 2021).
 
     The encoding is gated SineSPE with one sine and R = d realizations (Liutkus et al. 2021, Sec. 3.2, and its
     public code). With f = sigmoid(freqs)/2, o = offsets and g = sigmoid(gate), queries are encoded as

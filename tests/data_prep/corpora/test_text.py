@@ -201,14 +201,17 @@ def test_lines_that_sentencepiece_accepts_are_passed_unchanged():
     assert [*text_corpus.sentences(lines)] == lines
 
 
-def test_python_documentation_is_split_without_overlap():
-    lines = own_text.python_docs()
+def test_tales_of_the_package_are_split_without_overlap():
+    lines = {path.stem: path.read_text("utf-8").splitlines() for path in own_text.GRIMM.glob("*.txt")}
+    assert lines.keys() == set(SPLITS)
     everything = [line for split in lines.values() for line in split]
-    assert len(everything) == len(set(everything)) and all(line.strip() for line in everything)
+    assert all(line == " ".join(line.split()) for line in everything)
     sizes = {split: sum(map(len, part)) for split, part in lines.items()}
     total = sum(sizes.values())
     assert total > 300_000 and 0.75 < sizes["train"] / total < 0.9
     assert 0.04 < sizes["valid"] / total < 0.15 and 0.04 < sizes["test"] / total < 0.15
+    long = {split: {line for line in part if len(line) > 60} for split, part in lines.items()}
+    assert not long["train"] & (long["valid"] | long["test"])
 
 
 @pytest.fixture
