@@ -196,7 +196,7 @@ QUOTED = [
         r"# (\d+) models × (\d+) seeds",
         lambda: [rows("extrapolation"), seeds("extrapolation")],
     ),
-    ("docs/install.md", r"the build of torch (\S+) for", lambda: [pinned("torch")]),
+    ("docs/install.md", r"the build of torch (\S+) from", lambda: [pinned("torch")]),
     (
         "docs/cluster.md",
         r"requests (\w+) CPUs per GPU for reading data and has a time limit of (\d+) hours",
