@@ -165,9 +165,14 @@ def test_trained_run_names_its_module(tmp_path, data_bin):
 
     (tmp_path / "mine.py").write_text(f"# A comment.\n{TINY_EXTENSION}")
     assert "already finished" in succeeded(lrpe(tmp_path, *words, *imported)).stdout
+    shown = ["results", "--results", tmp_path, "--experiment", "lm/quickstart"]
+    assert not succeeded(lrpe(tmp_path, *shown, *imported)).stderr
     (tmp_path / "mine.py").write_text(TINY_EXTENSION.replace("return q, k", "return q, 2 * k"))
     changed = f"the code of {tmp_path}/mine.py has changed since the training"
     assert changed in lrpe(tmp_path, *words, *imported).stderr
+    [line] = succeeded(lrpe(tmp_path, *shown, *imported)).stderr.splitlines()
+    assert line.startswith(f"results: numbers of {run} are those of other code ({changed}): remove the runs")
+    assert not succeeded(lrpe(tmp_path, *shown)).stderr
 
 
 def test_differences_of_flags(tmp_path):
