@@ -1,6 +1,7 @@
 """Validation of text files and of their rows. A few broken rows are left out; many are an error."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import file_exists, read_lines
 
 MAX_REASONS = 5  # number of different errors of a file's rows that are shown
+NUMBER = re.compile(r"\d+")
 
 
 def check_text(path: Path) -> int:
@@ -62,7 +64,7 @@ def usable_rows(
     """Yields ``parse(line)`` for each line of a file, except broken lines, for which it raises ValueError.
 
     The number of broken lines is printed, with the first line of each error, such as "has 3 fields instead of
-    6".
+    6". Errors that differ only in numbers are one.
 
     Args:
         lines: the lines.
@@ -78,14 +80,14 @@ def usable_rows(
     """
     kept = 0
     broken = 0
-    reasons = {}  # {error: number of the first line that has it}
+    reasons = {}  # {error without its numbers: the first line that has it, and the error}
     for number, line in enumerate(lines, start):
         if kept == limit:
             break
         try:
             row = parse(line)
         except ValueError as error:
-            reasons.setdefault(str(error), number)
+            reasons.setdefault(NUMBER.sub("", str(error)), f"line {number} {error}")
             broken += 1
         else:
             kept += 1
@@ -99,8 +101,8 @@ def usable_rows(
 
 
 def _listed(reasons):
-    """Returns {error: line} as text, such as "line 3 has 2 fields instead of 6; line 9 is not JSON"."""
-    texts = [f"line {number} {error}" for error, number in reasons.items()]
+    """Returns the values of ``reasons``, such as "line 3 has 2 fields instead of 6; line 9 is not JSON"."""
+    texts = list(reasons.values())
     others = len(texts) - MAX_REASONS
     if others > 0:
         texts[MAX_REASONS:] = [f"and {others:,} other errors" if others > 1 else "and another error"]
