@@ -1,12 +1,16 @@
 """Validation of text files and of their rows. A few broken rows are left out; many are an error."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from data_prep.parallel import progress
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import file_exists, read_lines
+
+MAX_REASONS = 5  # number of different errors of a file's rows that are shown
+NUMBER = re.compile(r"\d+")
 
 
 def check_text(path: Path) -> int:
@@ -59,7 +63,8 @@ def usable_rows(
 ) -> Iterator:
     """Yields ``parse(line)`` for each line of a file, except broken lines, for which it raises ValueError.
 
-    The number of broken lines is printed, with the first error, such as "has 3 fields instead of 6".
+    The number of broken lines is printed, with the first line of each error, such as "has 3 fields instead of
+    6". Errors that differ only in numbers are one.
 
     Args:
         lines: the lines.
@@ -75,21 +80,30 @@ def usable_rows(
     """
     kept = 0
     broken = 0
-    first = ""
+    reasons = {}  # {error without its numbers: the first line that has it, and the error}
     for number, line in enumerate(lines, start):
         if kept == limit:
             break
         try:
             row = parse(line)
         except ValueError as error:
-            first = first or f"line {number} {error}"
+            reasons.setdefault(NUMBER.sub("", str(error)), f"line {number} {error}")
             broken += 1
         else:
             kept += 1
             yield row
     if broken > kept or (broken and required):
-        raise UserError(f"{name} {first}; {broken:,} broken lines in total: correct them")
+        raise UserError(f"{name} {_listed(reasons)}; {broken:,} broken lines in total: correct them")
     if not kept:
         raise UserError(f"{name} has no rows: expected at least one")
     if broken:
-        print(f"{name}: left out {broken:,} of {kept + broken:,} rows: {first}", flush=True)
+        print(f"{name}: left out {broken:,} of {kept + broken:,} rows: {_listed(reasons)}", flush=True)
+
+
+def _listed(reasons):
+    """Returns the values of ``reasons``, such as "line 3 has 2 fields instead of 6; line 9 is not JSON"."""
+    texts = list(reasons.values())
+    others = len(texts) - MAX_REASONS
+    if others > 0:
+        texts[MAX_REASONS:] = [f"and {others:,} other errors" if others > 1 else "and another error"]
+    return "; ".join(texts)

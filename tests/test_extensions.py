@@ -1,6 +1,7 @@
 """Modules outside the package that register encodings and methods: where they are found, and wrong ones."""
 
 import pytest
+from support.parameters import slow_after
 from support.tiny import PLUGIN, REPOSITORY, TINY_EXTENSION, run_command, succeeded
 
 from fairseq_lrpe import extensions
@@ -29,7 +30,7 @@ def paths(variables):
     return {"PYTHONPATH": str(REPOSITORY), "LRPE_IMPORT": "", **variables}
 
 
-@pytest.mark.parametrize("files, words", [
+FOUND = [
     ({"mine.py": TINY_EXTENSION}, "--import mine.py"),
     ({"mine.py": TINY_EXTENSION}, "--import=mine"),
     ({"mine.py": TINY_EXTENSION}, "--import ./mine.py"),
@@ -40,7 +41,10 @@ def paths(variables):
     ({"other.py": "SOURCE = 'x'\n", "mine.py": f"import other\n{TINY_EXTENSION}"}, "--import mine"),
     ({"mine.py": TINY_EXTENSION, "all.py": "import mine\n" + CLASS.format(name="b", help="", option="")},
      "--import mine,all"),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("files, words", slow_after(2, FOUND))
 def test_modules_are_found(files, words, tmp_path):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -49,7 +53,7 @@ def test_modules_are_found(files, words, tmp_path):
     assert "--encoding mine" in done.stdout
 
 
-@pytest.mark.parametrize("content, message", [
+WRONG = [
     ("", "registers nothing: decorate a class with @register_encoding(NAME)"),
     ("x = 1\nx.y\n", "/mine.py, line 2): AttributeError: 'int' object has no attribute 'y'"),
     ("def f(:\n", "/mine.py, line 1): SyntaxError: "),
@@ -69,7 +73,10 @@ def test_modules_are_found(files, words, tmp_path):
     (CLASS.format(name="a-b", help="", option=""), "ValueError: 'a-b' cannot be the name of an encoding"),
     (CLASS.format(name="own", help="", option="*, size=2, "), "TypeError: Own has options ['size'] but help"),
     ("import fairseq_lrpe.models\n" + TINY_EXTENSION, "is registered too late for its architectures"),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content, message", slow_after(6, WRONG))
 def test_wrong_modules(content, message, tmp_path):
     (tmp_path / "mine.py").write_text(content)
     done = lrpe(tmp_path, "methods", "--import", "mine.py")
@@ -165,9 +172,14 @@ def test_trained_run_names_its_module(tmp_path, data_bin):
 
     (tmp_path / "mine.py").write_text(f"# A comment.\n{TINY_EXTENSION}")
     assert "already finished" in succeeded(lrpe(tmp_path, *words, *imported)).stdout
+    shown = ["results", "--results", tmp_path, "--experiment", "lm/quickstart"]
+    assert not succeeded(lrpe(tmp_path, *shown, *imported)).stderr
     (tmp_path / "mine.py").write_text(TINY_EXTENSION.replace("return q, k", "return q, 2 * k"))
     changed = f"the code of {tmp_path}/mine.py has changed since the training"
     assert changed in lrpe(tmp_path, *words, *imported).stderr
+    [line] = succeeded(lrpe(tmp_path, *shown, *imported)).stderr.splitlines()
+    assert line.startswith(f"results: numbers of {run} are those of other code ({changed}): remove the runs")
+    assert not succeeded(lrpe(tmp_path, *shown)).stderr
 
 
 def test_differences_of_flags(tmp_path):

@@ -24,7 +24,7 @@ from fairseq_lrpe.cli.train import parse
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.definition.table_settings import SCALE_HELP, SCALES
 from fairseq_lrpe.experiments.execution.launch import add_results_flag
-from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, new_parser
+from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, display_path, write_atomic
 
@@ -43,14 +43,14 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_error("results"):
         if not args.table and (args.scale or args.plot_columns or overrides):
             raise UserError("--scale, --plot-columns and KEY=VALUE need --table: add it, or omit them")
-        if not args.table and (args.baseline or args.show_methods):
-            raise UserError("--baseline and --methods need --table: add it, or omit them")
+        if not args.table and (args.baseline or args.show_methods or args.seeds):
+            raise UserError("--baseline, --methods and --seeds need --table: add it, or omit them")
         if args.over and not (args.experiment and args.plot):
             raise UserError("--over needs --experiment and --plot: add them, or omit it")
         if (args.format or args.plot) and not (args.table or args.experiment):
             raise UserError("--format and --plot need --table or --experiment: add one, or omit them")
         if args.table:
-            table = Table(args.table, args.scale or "full", overrides)
+            table = selected_table(args, overrides)
             if args.baseline:
                 table.set_baseline(args.baseline)
             show_table(table, args)
@@ -70,11 +70,15 @@ def make_parser() -> ArgumentParser:
         folder = {"type": abs_path, "nargs": "?", "const": RECORDED, "metavar": "FOLDER"}
         shown.add_argument(f"--{name}", help=f"{text} (default: docs/results)", **folder)
     parser.add_argument("--scale", choices=SCALES, help=SCALE_HELP)
+    add_seeds_flag(parser)
     text = "output format (default: a text table on a terminal, and Markdown otherwise)"
     parser.add_argument("--format", choices=("markdown", "latex", "csv"), help=text)
     text = "compare with this method instead of the table's baseline"
     parser.add_argument("--baseline", metavar="METHOD", help=text)
-    text = "show only the rows of these methods; intervals remain those among all rows"
+    text = (
+        "show only the rows of these methods, also those with changed settings, such as token positions; "
+        "intervals remain those among all rows"
+    )
     parser.add_argument("--methods", nargs="+", dest="show_methods", metavar="METHOD", help=text)
     text = "write a plot of the validation curves to this file"
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help=text)
@@ -85,6 +89,18 @@ def make_parser() -> ArgumentParser:
     text = "write a plot of the table's measured numbers over its columns to this file, one line per row"
     parser.add_argument("--plot-columns", type=image_path, metavar="FILE.png", help=text)
     return parser
+
+
+def add_seeds_flag(parser: ArgumentParser) -> None:
+    text = "random seeds (default: those of the table and its experiments)"
+    parser.add_argument("--seeds", nargs="+", type=min_int(1), help=text)
+
+
+def selected_table(args: Namespace, overrides: list[str]) -> Table:
+    """Returns the table that the options --table, --scale and --seeds and the overrides select."""
+    if args.seeds:
+        overrides = [*overrides, f"seeds={args.seeds}"]
+    return Table(args.table, args.scale or "full", overrides)
 
 
 def show_table(table: Table, args: Namespace) -> None:

@@ -36,9 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
         if args.table is None:
             print_tables()
             return
-        if args.seeds:
-            overrides.append(f"seeds={args.seeds}")
-        table = Table(args.table, args.scale, overrides)
+        table = results.selected_table(args, overrides)
         jobs = {run: Job(table.experiment_of(run), run, args.results) for run in table.runs(args.methods)}
         if args.estimate:
             show_estimate(jobs.values(), args)
@@ -59,8 +57,7 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--scale", choices=SCALES, default="full", help=SCALE_HELP)
     text = "execute only the runs of these methods and the runs that they need"
     parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help=text)
-    text = "random seeds (default: those of the table and its experiments)"
-    parser.add_argument("--seeds", nargs="+", type=min_int(1), help=text)
+    results.add_seeds_flag(parser)
     text = "number of runs at a time (default: 1), or of jobs in SLURM's queue (default: all)"
     parser.add_argument("--jobs", type=min_int(1), help=text)
     add_machine_flags(parser)

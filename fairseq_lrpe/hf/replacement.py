@@ -6,8 +6,11 @@ from pathlib import Path
 
 import torch
 import transformers
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.utils import CONFIG_NAME
 
 from fairseq_lrpe.encodings import Encoding, build_encoding
 from fairseq_lrpe.hf.attention import NAME, encode
@@ -142,13 +145,14 @@ def from_pretrained(folder: str | Path, **options: object) -> PreTrainedModel:
     """Returns a model with an encoding that ``save_pretrained`` has written, in evaluation mode.
 
     Args:
-        folder: the folder, or the name of a model of the hub.
+        folder: the folder, or the name OWNER/MODEL of a model of the hub.
         **options: arguments of ``from_pretrained`` of Transformers' models, such as ``dtype``.
 
     Raises:
         OSError: if there is no such model.
         ValueError: if the model was not saved with an encoding, or if weights are missing.
     """
+    _check_source(folder, options.get("subfolder") or "")
     of_hub = {name: options[name] for name in _OF_HUB if name in options}
     content, _ = PretrainedConfig.get_config_dict(folder, **of_hub)
     [architecture] = content.get("architectures") or [""]
@@ -179,6 +183,26 @@ def __getattr__(name):
     if not name.startswith(PREFIX) or base is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return encoded_class(base)
+
+
+def _check_source(folder, subfolder):
+    """Raises a FileNotFoundError for a path without a model, for which Transformers would ask the hub."""
+    remedy = "pass a folder that save_pretrained has written, or the name OWNER/MODEL of a model of the hub"
+    path = Path(folder, subfolder)
+    if Path(folder).exists():
+        if not (path / CONFIG_NAME).is_file():
+            raise FileNotFoundError(f"{path} is not a folder with a {CONFIG_NAME}: {remedy}")
+    elif not _can_be_on_hub(folder):
+        raise FileNotFoundError(f"the folder {folder} does not exist: {remedy}")
+
+
+def _can_be_on_hub(name):
+    """Returns whether the hub can have a model with this name that has an encoding."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return "/" in name  # only models that are older than this package have no owner
 
 
 def _attentions(model):

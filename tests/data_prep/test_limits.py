@@ -128,3 +128,21 @@ def test_limits_are_exact(read_source, accepted, refused, tmp_path):
     read_source(tmp_path / "accepted", accepted)
     with pytest.raises(UserError):
         read_source(tmp_path / "refused", refused)
+
+
+@pytest.mark.parametrize("count, last", [
+    (5, "line 5 has e5"), (6, "line 5 has e5; and another error"), (8, "line 5 has e5; and 3 other errors"),
+])  # fmt: skip
+def test_different_errors_of_rows_are_listed_up_to_a_limit(count, last, capsys):
+    """Errors that differ in numbers only are the same."""
+
+    def parse(line):
+        if line.startswith("0"):
+            return line
+        raise ValueError(f"has {line}")
+
+    lines = [f"{letter}{number}" for number, letter in enumerate("abcdefgh"[:count], 1)]
+    assert len(list(usable_rows([*lines, "a99", *"0" * 20], parse, "file"))) == 20
+    first = "line 1 has a1; line 2 has b2; line 3 has c3; line 4 has d4"
+    expected = f"file: left out {count + 1} of {count + 21} rows: {first}; {last}\n"
+    assert capsys.readouterr().out == expected

@@ -8,6 +8,7 @@ import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 from support.documents import block, commands
+from support.parameters import slow_after
 from support.tensors import perturbed
 from support.tiny import BIN, REPOSITORY, run_command, run_here, succeeded, write_byte_pairs
 from support.tiny_models import ONE_PER_ENCODING, SIZES, architectures
@@ -64,7 +65,10 @@ def check(model, tokens):
     assert generated(model, padded, mask)[:1].equal(generated(model, tokens[:1, 3:]))
 
 
-@pytest.mark.parametrize("arch", architectures("lm", ONE_PER_ENCODING))
+EVERY = list(dict.fromkeys([*architectures("lm"), *architectures("lm", ONE_PER_ENCODING)]))
+
+
+@pytest.mark.parametrize("arch", slow_after(len(architectures("lm")), EVERY))
 def test_every_encoding(arch, tmp_path):
     model = built(arch)
     tokens = torch.randint(4, 24, (2, 9))

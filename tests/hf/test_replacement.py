@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -307,8 +308,40 @@ def test_folders_that_are_refused(tmp_path):
         ValueError, match=r"lacks model\.layers\.0\.self_attn\.encoding\.theta and 1 other weights:"
     ):
         from_pretrained(tmp_path / "less")
-    with pytest.raises(OSError):
-        from_pretrained(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name, message", [
+    ("nothing", "the folder {path} does not exist: "),
+    ("empty", "{path} is not a folder with a config.json: "),
+    ("file.json", "{path} is not a folder with a config.json: "),
+])  # fmt: skip
+def test_paths_without_a_model_are_refused(name, message, tmp_path, monkeypatch):
+    """As absolute and as relative paths, and without asking the hub."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / name, str(tmp_path / name), Path(name), name, f"./{name}"):
+        expected = f"{message.format(path=path)}pass a folder that save_pretrained has written, or the name"
+        with pytest.raises(FileNotFoundError) as raised:
+            from_pretrained(path)
+        assert str(raised.value).removeprefix("./").startswith(expected.removeprefix("./"))
+        assert "\n" not in str(raised.value)
+
+
+def test_models_of_the_hub_and_of_subfolders(tmp_path):
+    """The model is in the cache of the hub."""
+    ours = encoded("llama")
+    stored = tmp_path / "models--someone--llama"
+    ours.save_pretrained(stored / "snapshots/0123/final")
+    (stored / "refs").mkdir()
+    (stored / "refs/main").write_text("0123")
+    for name in ("someone/llama", str(stored / "snapshots/0123")):
+        read = from_pretrained(name, subfolder="final", cache_dir=tmp_path, local_files_only=True)
+        assert read.state_dict().keys() == ours.state_dict().keys()
+    with pytest.raises(FileNotFoundError, match="0123/none is not a folder with a config"):
+        from_pretrained(stored / "snapshots/0123", subfolder="none")
+    with pytest.raises(OSError, match="in the cached files"):
+        from_pretrained("someone/other", cache_dir=tmp_path, local_files_only=True)
 
 
 def test_attention_masks_of_gpt2():

@@ -1,5 +1,6 @@
 """Functions that print all runs of an experiment."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pandas as pd
 
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import summarize_runs
+from fairseq_lrpe.experiments.reporting.omissions import changed_extensions
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section, heading
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord
@@ -17,6 +19,8 @@ from fairseq_lrpe.utils.numbers import format_number
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     """Returns the records of all runs of an experiment, whose YAML file may be missing.
 
+    Prints on stderr which runs have numbers of other code.
+
     Raises:
         UserError: if the results folder has no run of the experiment.
     """
@@ -26,6 +30,8 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
         names = dict.fromkeys(record.run.experiment for record in runs)
         existing = f"it has runs of {', '.join(names)}" if names else "it has no runs at all"
         raise UserError(f"{results} has no run of the experiment {experiment!r}: {existing}")
+    for message in changed_extensions(records):
+        print(f"results: {message}", file=sys.stderr)
     return records
 
 

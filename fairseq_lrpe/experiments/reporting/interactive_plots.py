@@ -102,8 +102,15 @@ def curve_figure(lines: list[Line], count: int | None = None) -> go.Figure | Non
     figure.update_xaxes(AXIS, title="updates", range=[left, right], tickformat=",~f")
     figure.update_yaxes(AXIS, title=curve.label)
     if curve.better == "lower":
-        figure.update_yaxes(LOG_AXIS, range=list(map(math.log10, values)))
+        figure.update_yaxes(_log_axis(values), range=list(map(math.log10, values)))
     return figure
+
+
+def _log_axis(values):
+    """Returns plotly's settings of a logarithmic axis for values."""
+    if max(values) > 10 * min(values):
+        return LOG_AXIS | {"dtick": "D2"}  # labels at 1, 2, 5, 10, because those of all digits overlap
+    return LOG_AXIS
 
 
 def _seeds(line):
@@ -178,7 +185,7 @@ def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
     figure.update_xaxes(AXIS, type="category", categoryorder="array", categoryarray=_names(columns))
     figure.update_yaxes(AXIS, title=escape(heading(cells["metric"].iloc[0])))
     if needs_log_scale(cells["mean"]):
-        figure.update_yaxes(LOG_AXIS)
+        figure.update_yaxes(_log_axis(cells["mean"]))
     return figure
 
 

@@ -18,6 +18,7 @@ from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.reporting import recorded_results
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.blocks import render
+from fairseq_lrpe.experiments.reporting.omissions import omissions
 from fairseq_lrpe.experiments.reporting.recorded_files import (
     data_digest,
     measurement_rows,
@@ -34,7 +35,7 @@ from fairseq_lrpe.experiments.reporting.settings import (
     different_settings,
     machine,
 )
-from fairseq_lrpe.experiments.reporting.tables import omissions, table_sections
+from fairseq_lrpe.experiments.reporting.tables import table_sections
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import output_folder
 

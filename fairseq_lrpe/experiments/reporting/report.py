@@ -23,6 +23,7 @@ from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.experiment_runs import experiment_sections
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
+from fairseq_lrpe.experiments.reporting.omissions import omissions
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section
@@ -31,7 +32,6 @@ from fairseq_lrpe.experiments.reporting.run_record import RunRecord, by_run
 from fairseq_lrpe.experiments.reporting.settings import machine
 from fairseq_lrpe.experiments.reporting.tables import (
     measured_name,
-    omissions,
     table_records,
     table_sections,
 )

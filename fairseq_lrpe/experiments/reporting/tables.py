@@ -12,6 +12,7 @@ from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize
 from fairseq_lrpe.experiments.reporting.differences import INTERVALS, corrected_for
+from fairseq_lrpe.experiments.reporting.omissions import changed_extensions, omissions
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, heading
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord, by_run, readable, with_current_settings
@@ -31,7 +32,7 @@ def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
         for run in cell.runs:
             folders[run.folder(results)] = None
     records = table_records(table, read_runs(results, folders))
-    for message in omissions(records.values()):
+    for message in [*omissions(records.values()), *changed_extensions(records.values())]:
         print(f"results: {message}", file=sys.stderr)
     if not readable(records.values()):
         example = results / str(table.runs()[0])
@@ -53,23 +54,6 @@ def table_records(table: Table, records: Iterable[RunRecord]) -> dict[Run, RunRe
             started.append(record)
     current = with_current_settings(started, table.experiments.__getitem__)
     return by_run(current)
-
-
-def omissions(records: Iterable[RunRecord]) -> Iterator[str]:
-    """Yields messages that name runs whose numbers are not shown, and the reason."""
-    by_reason = {}
-    for record in records:
-        if record.is_outdated:
-            reason = f"trained with other settings ({record.problem})"
-        elif record.problem is not None:
-            reason = f"the files cannot be read ({record.problem})"
-        else:
-            reason = f"evaluated with other settings ({'; '.join(record.omitted)})"
-        if record.problem is not None or record.omitted:
-            by_reason.setdefault(reason, []).append(record.folder)
-    for reason, folders in by_reason.items():
-        runs = f"{folders[0]} and {len(folders) - 1} more runs" if len(folders) > 1 else folders[0]
-        yield f"numbers of {runs} are not shown: {reason}"
 
 
 def print_results(

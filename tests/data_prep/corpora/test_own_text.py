@@ -166,6 +166,7 @@ def test_empty_documents_and_broken_rows_are_left_out(monkeypatch, tmp_path, cap
     printed = capsys.readouterr().out
     assert "left out 2 empty documents" in printed
     assert "x.jsonl: left out 5 of 47 rows: line 43 is not JSON" in printed
+    assert "; line 44 is not a JSON object; line 45 has None instead of a text; " in printed
 
 
 DAMAGED = bytearray(gzip.compress(bytes(range(256)) * 4, mtime=0))

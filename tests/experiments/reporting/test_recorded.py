@@ -14,10 +14,10 @@ from fairseq_lrpe.cli import results
 from fairseq_lrpe.experiments.definition import config_files
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.reporting import recording
+from fairseq_lrpe.experiments.reporting.omissions import omissions
 from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS, read_settings
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.settings import machine
-from fairseq_lrpe.experiments.reporting.tables import omissions
 
 CPU = {"gpus": 0, "nodes": 1, "cpu": True, "precision": "fp32", "gpu_names": []}
 CPU["processor"] = {"name": "Toy CPU", "instructions": "AVX2", "threads": 1}

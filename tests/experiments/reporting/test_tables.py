@@ -439,10 +439,18 @@ def test_other_baseline_and_chosen_rows(runs, capsys):
     assert all(line in whole.splitlines() for line in lines)
 
 
+def test_other_seeds(runs, capsys):
+    arguments = ["--table", "some_table9", "--format", "csv"]
+    chosen = output(capsys, runs, *arguments, "--seeds", "1", "2")
+    assert chosen == output(capsys, runs, *arguments, "seeds=[1,2]") != output(capsys, runs, *arguments)
+
+
 @pytest.mark.parametrize("arguments, message", [
     (["--table", "some_table9", "--baseline", "rpoe"], "the table has no method 'rpoe' (did you mean 'rope'"),
     (["--table", "some_table9", "--methods", "shaw"], "the table has no method 'shaw'"),
-    (["--experiment", "lm/big", "--baseline", "rope"], "--baseline and --methods need --table: add it"),
+    (["--experiment", "lm/big", "--baseline", "rope"], "--baseline, --methods and --seeds need --table: add"),
+    (["--experiment", "lm/big", "--seeds", "1"], "--baseline, --methods and --seeds need --table: add it"),
+    (["--table", "some_table9", "--seeds", "7"], "has no run of the table 'some_table9' at this scale"),
     (["--experiment", "lm/big", "--over", "train.lr"], "--over needs --experiment and --plot: add them"),
 ])  # fmt: skip
 def test_wrong_choices(arguments, message, runs, capsys):
