@@ -1,8 +1,9 @@
-"""Tests that setup.py declares exactly the imported packages, and that our packages have no import cycles."""
+"""Tests that pyproject.toml declares exactly the imported packages, and that our packages have no import cycles."""
 
 import ast
 import re
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 
 import pytest
@@ -22,7 +23,7 @@ PACKAGES = {  # {module: name of the package that contains it, if it differs}
     "subword_nmt": "subword-nmt",
     "yaml": "pyyaml",
 }
-COMMANDS = set("pytest-xdist ruff ipykernel mkdocs mkdocs-material mkdocstrings-python".split())
+COMMANDS = set("pytest-xdist ruff mypy ipykernel mkdocs mkdocs-material mkdocstrings-python".split())
 """Packages of the extra "test" that are not imported."""
 OURS = {"fairseq_lrpe", "data_prep", "support", *(path.stem for path in (REPOSITORY / "tests").rglob("*.py"))}
 
@@ -50,19 +51,13 @@ def packages(paths):
 
 
 def declared():
-    """Returns {"install" or the name of an extra: names of the packages that setup.py lists}."""
-    [setup] = [
-        node
-        for node in ast.walk(ast.parse((REPOSITORY / "setup.py").read_text()))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setup"
-    ]
-    given = {keyword.arg: keyword.value for keyword in setup.keywords}
-    lists = {"install": ast.literal_eval(given["install_requires"])}
-    lists |= ast.literal_eval(given["extras_require"])
+    """Returns {"install" or the name of an extra: names of the packages that pyproject.toml lists}."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lists = {"install": project["dependencies"], **project["optional-dependencies"]}
     return {name: {re.match(r"[\w-]+", line)[0] for line in lines} for name, lines in lists.items()}
 
 
-def test_setup_declares_exactly_the_imported_packages():
+def test_project_declares_exactly_the_imported_packages():
     lists = declared()
     extras = (
         lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"] | lists["data"] | lists["hf"]

@@ -126,7 +126,7 @@ def check_pip(action, *words):
         if extras := re.fullmatch(r"(\.|\./\S+\.whl)\[([\w,]+)\]", word):
             assert extras[1] in (".", f"./{WHEEL}") and set(extras[2].split(",")) <= set(lists)
         else:
-            assert word in known, f"{word} is not declared in setup.py"
+            assert word in known, f"{word} is not declared in pyproject.toml"
 
 
 CHECKS = {
