@@ -6,9 +6,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from importlib import metadata
 from pathlib import Path
+
+import tomllib
 
 ROOT = Path(__file__).absolute().parents[1]
 ENV = Path(os.environ.get("VIRTUAL_ENV") or ROOT / ".venv")

@@ -1,12 +1,12 @@
-"""Tests that pyproject.toml declares exactly the imported packages, and that our packages have no import cycles."""
+"""Tests that pyproject.toml declares exactly the imported packages, and that imports have no cycles."""
 
 import ast
 import re
 import sys
-import tomllib
 from graphlib import TopologicalSorter
 
 import pytest
+import tomllib
 from support.tiny import BIN, PLUGIN, REPOSITORY, run_command, succeeded
 
 from fairseq_lrpe.encodings import ENCODINGS
