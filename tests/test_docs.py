@@ -85,7 +85,7 @@ def check_python(path, *words):
     elif words[0] == "pytest":
         assert all((REPOSITORY / word).exists() for word in words if word.startswith("tests/"))
     else:
-        assert words[0] in ("ruff", "mkdocs")
+        assert words[0] in ("ruff", "mkdocs", "mypy", "fairseq_lrpe")
 
 
 FAIRSEQ = {
