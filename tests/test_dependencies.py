@@ -74,6 +74,13 @@ def test_source_patches_nothing_by_mocks():
         assert not {name for name in imports(path) if name.startswith("unittest")}, path
 
 
+def test_constraints_are_compiled_from_their_input():
+    text = (REPOSITORY / "constraints.in").read_text()
+    assert (
+        (REPOSITORY / "constraints.txt").read_text().startswith(f"{text}\n# What the packages above require")
+    )
+
+
 def test_every_package_is_pinned_once():
     pins = re.findall(
         r"^([\w-]+)==\S+(?:; .+ < .+)?$", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE
