@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fairseq_lrpe.methods import register_method
     from fairseq_lrpe.ops import linear_attention
 
-__version__ = "1.0.0"
+__version__ = "2.0.0"
 
 __all__ = [
     "DeltaAttention",

@@ -59,7 +59,7 @@ def _lrpe(core, rotation, source, **learned):
 _WITHOUT_FEATURE_MAP = {"feature_map": "identity", "linear_norm": "rmsnorm", "scale_queries": True}
 
 _TMLR = "LRPE, TMLR 2023"
-_ICLR = "LRPE, ICLR 2022 submission"
+_ICLR = "LRPE, ICLR 2023 submission"
 _ALL = "Tables 2-4, 8 and 9"
 _LFHC = "LFHC and GCDF, Qu et al. 2021"
 _THETA = {"learn_theta": True}

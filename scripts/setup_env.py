@@ -9,12 +9,15 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import tomllib
+
 ROOT = Path(__file__).absolute().parents[1]
 ENV = Path(os.environ.get("VIRTUAL_ENV") or ROOT / ".venv")
 PACKAGES = ENV / f"lib/python3.{sys.version_info.minor}/site-packages"
 PYTHON = ENV / "bin/python"
 READY = ENV / ".fairseq-lrpe-ready"
-REQUIREMENTS = (ROOT / "constraints.txt").read_text() + (ROOT / "setup.py").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+REQUIREMENTS = (ROOT / "constraints.txt").read_text() + str(PROJECT)
 TORCH = re.search(r"^torch==(.*)", REQUIREMENTS, re.MULTILINE)[1]
 NAMES = {"default": TORCH, "cu126": f"{TORCH}+cu126", "cpu": f"{TORCH}+cpu"}
 

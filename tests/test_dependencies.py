@@ -1,4 +1,4 @@
-"""Tests that setup.py declares exactly the imported packages, and that our packages have no import cycles."""
+"""Tests that pyproject.toml declares exactly the imported packages, and that imports have no cycles."""
 
 import ast
 import re
@@ -6,6 +6,7 @@ import sys
 from graphlib import TopologicalSorter
 
 import pytest
+import tomllib
 from support.tiny import BIN, PLUGIN, REPOSITORY, run_command, succeeded
 
 from fairseq_lrpe.encodings import ENCODINGS
@@ -22,7 +23,7 @@ PACKAGES = {  # {module: name of the package that contains it, if it differs}
     "subword_nmt": "subword-nmt",
     "yaml": "pyyaml",
 }
-COMMANDS = set("pytest-xdist ruff ipykernel mkdocs mkdocs-material mkdocstrings-python".split())
+COMMANDS = set("pytest-xdist ruff mypy ipykernel mkdocs mkdocs-material mkdocstrings-python".split())
 """Packages of the extra "test" that are not imported."""
 OURS = {"fairseq_lrpe", "data_prep", "support", *(path.stem for path in (REPOSITORY / "tests").rglob("*.py"))}
 
@@ -50,19 +51,13 @@ def packages(paths):
 
 
 def declared():
-    """Returns {"install" or the name of an extra: names of the packages that setup.py lists}."""
-    [setup] = [
-        node
-        for node in ast.walk(ast.parse((REPOSITORY / "setup.py").read_text()))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setup"
-    ]
-    given = {keyword.arg: keyword.value for keyword in setup.keywords}
-    lists = {"install": ast.literal_eval(given["install_requires"])}
-    lists |= ast.literal_eval(given["extras_require"])
+    """Returns {"install" or the name of an extra: names of the packages that pyproject.toml lists}."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lists = {"install": project["dependencies"], **project["optional-dependencies"]}
     return {name: {re.match(r"[\w-]+", line)[0] for line in lines} for name, lines in lists.items()}
 
 
-def test_setup_declares_exactly_the_imported_packages():
+def test_project_declares_exactly_the_imported_packages():
     lists = declared()
     extras = (
         lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"] | lists["data"] | lists["hf"]
@@ -77,6 +72,13 @@ def test_setup_declares_exactly_the_imported_packages():
 def test_source_patches_nothing_by_mocks():
     for path in files("fairseq_lrpe", "data_prep"):
         assert not {name for name in imports(path) if name.startswith("unittest")}, path
+
+
+def test_constraints_are_compiled_from_their_input():
+    text = (REPOSITORY / "constraints.in").read_text()
+    assert (
+        (REPOSITORY / "constraints.txt").read_text().startswith(f"{text}\n# What the packages above require")
+    )
 
 
 def test_every_package_is_pinned_once():
@@ -172,31 +174,7 @@ class Missing(MetaPathFinder):
 
 sys.meta_path.insert(0, Missing())
 """
-CORE = """
-import torch
-from fairseq_lrpe.attention import (
-    LinearAttention, MultiheadLinearAttention, SoftmaxAttention, apply_encoding, attention_bias
-)
-from fairseq_lrpe.encodings import ENCODINGS
-from fairseq_lrpe.positions import POSITIONS, build_position
-
-x, positions, q = torch.randn(3, 5, 16, requires_grad=True), torch.arange(5), torch.randn(3, 2, 5, 8)
-for name, cls in ENCODINGS.items():
-    for attention in (LinearAttention, SoftmaxAttention)[not cls.decomposable :]:
-        module = attention(16, 2, name, causal=True, layers=2).eval()
-        out, state = module(x, return_state=True)
-        out.sum().backward()
-        module(x[:, :1], state=state)
-apply_encoding(LinearAttention(16, 2, "rope", causal=True).encoding, q, q, positions)
-attention_bias(SoftmaxAttention(16, 2, "t5", causal=True).encoding, q, q, positions)
-layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
-layer.self_attn = MultiheadLinearAttention(16, 2, "lrpe", causal=False)
-layer(x)
-for name in POSITIONS:
-    position = build_position(name, embed_dim=16, vocab_size=9)
-    position(torch.randn(3, 5, position.width), positions.expand(3, 5), torch.full((3, 5), 4))
-print(*set(sys.argv[1:]) & set(sys.modules), len(ENCODINGS))
-"""
+CORE = (REPOSITORY / "scripts/check_core.py").read_text()
 
 
 def run_without(missing, program):
@@ -208,8 +186,9 @@ def run_without(missing, program):
 
 def test_core_runs_where_only_torch_is_installed():
     missing = packages(files("fairseq_lrpe", "data_prep")) | {"transformers"}
-    done = succeeded(run_without(missing - {"torch"}, CORE))
-    assert done.stdout.strip() == str(len(ENCODINGS))
+    program = f"{CORE}\nprint(*set(sys.argv[1:]) & set(sys.modules))"
+    shown, imported = succeeded(run_without(missing - {"torch"}, program)).stdout.splitlines()
+    assert shown.startswith(f"{len(ENCODINGS)} encodings") and not imported
 
 
 FAIRSEQ = set(

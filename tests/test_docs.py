@@ -85,7 +85,7 @@ def check_python(path, *words):
     elif words[0] == "pytest":
         assert all((REPOSITORY / word).exists() for word in words if word.startswith("tests/"))
     else:
-        assert words[0] in ("ruff", "mkdocs")
+        assert words[0] in ("ruff", "mkdocs", "mypy", "fairseq_lrpe")
 
 
 FAIRSEQ = {
@@ -126,7 +126,7 @@ def check_pip(action, *words):
         if extras := re.fullmatch(r"(\.|\./\S+\.whl)\[([\w,]+)\]", word):
             assert extras[1] in (".", f"./{WHEEL}") and set(extras[2].split(",")) <= set(lists)
         else:
-            assert word in known, f"{word} is not declared in setup.py"
+            assert word in known, f"{word} is not declared in pyproject.toml"
 
 
 CHECKS = {

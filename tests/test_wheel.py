@@ -6,9 +6,11 @@ import zipfile
 import pytest
 from support.tiny import BIN, REPOSITORY, run_command, succeeded
 
+from fairseq_lrpe import __version__
+
 pytestmark = pytest.mark.slow
 
-WHEEL = "fairseq_lrpe-1.0.0-py3-none-any.whl"
+WHEEL = f"fairseq_lrpe-{__version__}-py3-none-any.whl"
 SMALL = (
     "updates=2 train.save_interval_updates=2 train.decoder_layers=1 train.decoder_embed_dim=8 "
     "train.decoder_ffn_embed_dim=8 train.decoder_attention_heads=2"
@@ -47,7 +49,7 @@ def test_content(wheel):
     configs, templates = REPOSITORY.glob("configs/*/*.yaml"), REPOSITORY.glob("fairseq_lrpe/**/*.jinja")
     expected |= {f"fairseq_lrpe/{path.relative_to(REPOSITORY)}" for path in configs}
     expected |= {str(path.relative_to(REPOSITORY)) for path in templates}
-    expected.add("data_prep/sources.yaml")
+    expected |= {"data_prep/sources.yaml", "fairseq_lrpe/py.typed"}
     expected |= {f"data_prep/grimm/{split}.txt" for split in ("train", "valid", "test")}
     assert {name for name in names if ".dist-info/" not in name} == expected
 

@@ -40,6 +40,7 @@ COMMANDS = {
     "synthetic": ("fairseq_lrpe.tasks.synthetic_lm", "print examples of synthetic problems"),
     "bench": ("fairseq_lrpe.cli.bench", "measure speed and memory, or plot the encodings"),
     "methods": ("fairseq_lrpe.cli.methods", "list the methods, or explain the flags of encodings"),
+    "env": ("fairseq_lrpe.cli.env", "print the versions and devices that a report of a bug needs"),
 }
 INTERNAL = {"evaluate-synthetic": "fairseq_lrpe.experiments.inference.evaluate_synthetic"}
 """{command of the experiment runner, which ``lrpe --help`` does not list: its module}"""
@@ -52,10 +53,11 @@ examples:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    check_python()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] != ["env"]:  # which describes other versions of Python, too
+        check_python()
     open_standard_streams()
     set_up_process()
-    words = list(sys.argv[1:] if arguments is None else arguments)
     for word in words:
         if not is_utf8(word):
             sys.exit(f"lrpe: the argument {os.fsencode(word)!r} is not UTF-8: use names and text in UTF-8")

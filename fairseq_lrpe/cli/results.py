@@ -9,11 +9,16 @@ differ by four sample standard deviations over the recorded seeds or by 5%, whic
 without a record and runs on other data are not compared. The exit code is 1 if a number is off, and with
 --record if a finished run was not recorded.
 
+--validate prints a line for each problem of recorded results, such as those of a contribution: settings other
+than those in configs, versions, data or hardware that are not named, and numbers or curves without their run.
+With --results BASE, records in BASE must be unchanged. The exit code is 1 if there is a problem.
+
 examples:
   lrpe results --table tmlr_table2 --scale mini
   lrpe results --experiment lm/mini --format csv
   lrpe results --results docs/results --table tmlr_table2 --scale mini
   lrpe results --check
+  lrpe results --validate docs/results --results ../main/docs/results
 """
 
 import sys
@@ -33,6 +38,7 @@ FOLDER_ACTIONS = {
     "record": "add the finished runs to the recorded results in FOLDER",
     "record-weights": "write the attention weights of the models of lm/extrapolation_mini to FOLDER",
     "check": "compare the finished runs with the recorded results in FOLDER",
+    "validate": "check the records in FOLDER, and that those in --results BASE are unchanged",
     "write-docs": "write all tables of the recorded results in FOLDER to FOLDER.md",
 }
 """{option whose value is a folder of recorded results: help text}"""
@@ -143,10 +149,20 @@ def use_records(args: Namespace) -> bool:
     """Writes or checks recorded results.
 
     Returns:
-        False if a finished run was not recorded, or a number is outside the tolerance, and True otherwise.
+        False if a finished run was not recorded, a number is outside the tolerance, or records have a
+        problem, and True otherwise.
     """
-    from fairseq_lrpe.experiments.reporting import recording
+    from fairseq_lrpe.experiments.reporting import recording, validation
 
+    if args.validate:
+        check_recorded(args.validate)
+        base = None if args.results == REPOSITORY / "results" else args.results  # the default has runs
+        problems = validation.validate(args.validate, base)
+        for problem in problems:
+            print(problem)
+        count = len(problems)
+        print(f"{display_path(args.validate)}: {count} problem{'s' * (count != 1)}", file=sys.stderr)
+        return not problems
     if args.record:
         count, refused = recording.record(args.results, args.record)
         for message in refused:

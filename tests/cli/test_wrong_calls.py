@@ -36,7 +36,7 @@ OVERRIDES = [
     ("batch.totl=8", "'batch.totl' (did you mean 'batch.total'?): choose from total, per_gpu, unit"),
     ("batch.per_gpu=0", "batch.per_gpu: input should be greater than 0"),
     ("batch.per_gpu=3", "is not a multiple of one process × 3 sequences (batch.per_gpu) = 3: "),
-    ("evaluations.test.lenght=9", "evaluations.test.lenght: unknown key"),
+    ("evaluations.test.lenght=9", "evaluations.test.lenght: unknown key"),  # codespell:ignore
     ("evaluations.test.context_window=256", "test.context_window must be below the 256 tokens"),
     ("evaluations.test.rope_scaling=yarn", "evaluations.test.rope_scaling needs evaluations.test.length"),
     (f"train.dropout={'[' * 2000}{']' * 2000}", "lists and mappings are nested more than 20 levels deep"),
@@ -78,7 +78,7 @@ CALLS = [
         "lrpe: the argument b'caf\\xe9' is not UTF-8: use names and text in",
     ),
     ("\udcff", "", "lrpe: the argument b'\\xff' is not UTF-8"),
-    ("metods", "", "unknown command 'metods' (did you mean 'methods'?)"),
+    ("metods", "", "unknown command 'metods' (did you mean 'methods'?)"),  # codespell:ignore
     *(("train", *row) for row in TRAININGS),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini'"),

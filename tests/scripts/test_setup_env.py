@@ -24,7 +24,7 @@ def setup_env(tmp_path):
     """Returns ``setup_env(*arguments, **environ)``, which runs a copy of the scripts."""
     (tmp_path / "bin").mkdir()
     shutil.copytree(REPOSITORY / "scripts", tmp_path / "scripts")
-    for name in ("constraints.txt", "setup.py"):
+    for name in ("constraints.txt", "pyproject.toml"):
         shutil.copy(REPOSITORY / name, tmp_path)
     for name in ("dirname", "flock", "sh", "timeout"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))

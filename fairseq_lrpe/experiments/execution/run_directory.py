@@ -4,7 +4,6 @@ import fcntl
 import importlib.metadata
 import os
 import platform
-import re
 import shutil
 import subprocess
 import time
@@ -19,6 +18,7 @@ from fairseq_lrpe.experiments.definition.setting_differences import setting_diff
 from fairseq_lrpe.experiments.execution.run_extension import extension_differences
 from fairseq_lrpe.experiments.execution.run_files import read_settings
 from fairseq_lrpe.method_flags import foreign_encoding
+from fairseq_lrpe.utils.cpu import cpu_name
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file
 from fairseq_lrpe.utils.subprocesses import threads_in
@@ -53,15 +53,11 @@ def processor(environment: Mapping[str, str], processes: int = 1) -> dict[str, s
     """
     import torch  # this import takes seconds
 
-    info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.exists() else ""
-    match = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
-    name = match[1] if match else platform.machine()
     threads = threads_in(environment)
     if threads is None:  # torchrun gives each of several processes one thread
         threads = torch.get_num_threads() if processes == 1 else 1
     instructions = torch.backends.cpu.get_cpu_capability()
-    return {"name": name, "instructions": instructions, "threads": threads}
+    return {"name": cpu_name(), "instructions": instructions, "threads": threads}
 
 
 def git_revision() -> dict[str, str | bool | None]:

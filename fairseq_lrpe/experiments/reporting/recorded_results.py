@@ -45,8 +45,8 @@ def read_settings(folder: Path) -> dict[Run, dict]:
 def read_recorded(folder: Path) -> list[RunRecord]:
     """Returns the records of recorded runs, without numbers whose settings in configs have changed since."""
     lines = read_settings(folder)
-    measured = _read_by_run((folder / "measurements").glob("[!.]*.csv"), MEASUREMENTS)
-    curves = _read_by_run((folder / "curves").glob("[!.]*.csv"), POINTS)
+    measured = read_by_run((folder / "measurements").glob("[!.]*.csv"), MEASUREMENTS)
+    curves = read_by_run((folder / "curves").glob("[!.]*.csv"), POINTS)
     records = []
     for run, settings in lines.items():
         record = _as_record(folder, run, settings, measured.get(row_key(run), ()))
@@ -81,7 +81,7 @@ def _as_record(folder, run, settings, measured):
     return record
 
 
-def _read_by_run(paths, columns):
+def read_by_run(paths, columns):
     """Returns {values of the columns ``RUN``: rows of the other columns} from CSV files."""
     rows_by_run = {}
     for path in sorted(paths):
@@ -92,7 +92,7 @@ def _read_by_run(paths, columns):
 
 def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int, float]]]:
     """Returns {run: [(distance, weight)]} of the runs in ``runs`` that attention_weights.csv contains."""
-    rows = _read_by_run(folder.glob("attention_weights.csv"), WEIGHTS)
+    rows = read_by_run(folder.glob("attention_weights.csv"), WEIGHTS)
     weights = {}
     for run in runs:
         if row_key(run) in rows:

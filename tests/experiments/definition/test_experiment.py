@@ -178,7 +178,7 @@ VALID = "kind: lm\ndata: x\nbatch: {total: 8, per_gpu: 8}\n"
 
 @pytest.mark.parametrize("text, message", [
     (f"{VALID}kidn: x", "lm/own.yaml: kidn: unknown key"),
-    ("kind: langauge", "kind: unknown kind 'langauge'"),
+    ("kind: langauge", "kind: unknown kind 'langauge'"),  # codespell:ignore
     ("defaults: lm/nowhere", "defaults: lm/nowhere does not exist"),
     ("defaults: lm/own", "defaults: lm/own extends this file itself"),
     ("a: [", "is not valid YAML: "),

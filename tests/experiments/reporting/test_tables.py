@@ -321,7 +321,7 @@ def save_table(configs, columns, *more):
 @pytest.mark.parametrize("change, message", [
     ({"table": "table1"}, "table: "),
     ({"columns": {"a": {**MEASURED, "experiment": "lm/bgi"}}}, "columns.a.experiment: unknown experiment"),
-    ({"columns": {"a": {**MEASURED, "evaluation": "vaild"}}}, "unknown evaluation 'vaild' (did you mean"),
+    ({"columns": {"a": {**MEASURED, "evaluation": "valdi"}}}, "unknown evaluation 'valdi' (did you mean"),
     ({"columns": {"a": {**MEASURED, "metric": "perplexty"}}}, "columns.a.metric: unknown metric"),
     ({"baseline": "bsae"}, "baseline: unknown method 'bsae'"),
     ({"rows": [{**OWN, "method": None}]}, "row Own: attention and method are required"),
