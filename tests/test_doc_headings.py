@@ -5,7 +5,10 @@ import re
 import pytest
 from support.tiny import REPOSITORY
 
-PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+DOCS = REPOSITORY / "docs"
+RESULTS = DOCS / "results.md"
+WRITTEN = sorted({*DOCS.rglob("*.md")} - {RESULTS, *DOCS.glob("results/**/*.md")})  # not generated
+PAGES = [*sorted(REPOSITORY.glob("*.md")), *WRITTEN, RESULTS]
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([\w./-]*\.md)?#([^)]+)\)")
 
@@ -31,3 +34,8 @@ def test_headings_and_links(page):
     for file, target in LINK.findall(CODE.sub("", page.read_text())):
         there = (page.parent / file).resolve() if file else page
         assert target in {anchor(title) for _, title in headings(there)}, f"{file}#{target}"
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_a_page_can_be_read_in_one_go(page):
+    assert len(page.read_text().splitlines()) <= 300

@@ -1,4 +1,4 @@
-"""Numbers of calls and kernels in docs/performance.md are those of the code, counted on the meta device."""
+"""Numbers of calls and kernels in docs/gpu.md are those of the code, counted on the meta device."""
 
 import re
 from argparse import Namespace
@@ -14,7 +14,7 @@ from fairseq_lrpe.experiments.estimation.launches import Launches
 from fairseq_lrpe.experiments.estimation.meta_device import meta_device
 from fairseq_lrpe.ops import linear_attention
 
-PAGE = (REPOSITORY / "docs/performance.md").read_text()
+PAGE = (REPOSITORY / "docs/gpu.md").read_text()
 MODELS = {
     "linear, Base": "linear_lm_base",
     "linear, RoPE": "linear_lm_rope",

@@ -192,7 +192,7 @@ QUOTED = [
         lambda: [names("extrapolation"), rows("extrapolation")],
     ),
     (
-        "docs/tasks.md",
+        "docs/trained_models.md",
         r"# (\d+) models × (\d+) seeds",
         lambda: [rows("extrapolation"), seeds("extrapolation")],
     ),

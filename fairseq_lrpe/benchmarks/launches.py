@@ -1,7 +1,7 @@
 """Compare the calls and kernels of linear attention and of training steps with those of torch.profiler.
 
 Calls and kernels are counted on torch's meta device, where tensors have shapes but no values, without a GPU.
-The time that a host needs to start the calls is calculated by the model of docs/performance.md. On a GPU, the
+The time that a host needs to start the calls is calculated by the model of docs/gpu.md. On a GPU, the
 profiler counts the calls and kernels that are started, and times are measured. On a CPU, linear attention has
 another form with other calls. For example:
 

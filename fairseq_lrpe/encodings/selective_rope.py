@@ -109,7 +109,7 @@ def _temperatures(count, device):
 
 @register_encoding("selective_rope_fox", gate=GATE_HELP, no_bias=NO_BIAS_HELP, bias=BIAS_HELP)
 class SelectiveRoPEFoX(ForgetGate, SelectiveRoPE):
-    """Selective RoPE with FoX's forget gate: rotation and decay depend on the input (Movahedi et al. 2025)."""
+    """Selective RoPE with FoX's forget gate: both depend on the input (Movahedi et al. 2025)."""
 
     left_context = SelectiveRoPE.left_context
 

@@ -15,7 +15,7 @@ class ComplexOrder(AbsolutePosition):
     The formula is Eq. 12 of Su's survey (2021), "Complex-Valued", in the real form [Re, Im]: the two halves
     of x are r_w e^{iθ_w}, and the output is x rotated by ω_w k. The layers of the model are real, while those
     of the paper are complex. Every ω_w is initialized to 10000^(-2t/E), t < E/2, the angles of RoPE; those of
-    the authors' code differ (docs/deviations.md). Padding has ω = 0 and is not rotated. Angles are computed
+    the authors' code differ (docs/deviations). Padding has ω = 0 and is not rotated. Angles are computed
     in float64, because positions can be large.
 
     The parameter is ``omega.weight`` (vocab_size, E/2). The time is O(L E).

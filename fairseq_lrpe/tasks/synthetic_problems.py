@@ -1,7 +1,7 @@
 """The synthetic problems of RoPER (Harik and Jayasiri 2022), and the construction of all problems by name.
 
 The web page of RoPER's paper shows the format of its problems. The page does not state the distributions of
-numbers and positions, nor the lengths in Search, which are our choice (docs/deviations.md).
+numbers and positions, nor the lengths in Search, which are our choice (docs/deviations/synthetic.md).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Writes outputs of attention modules that docs/own_models.md shards, in one of two processes.
+"""Writes outputs of attention modules that docs/own_models_training.md shards, in one of two processes.
 
 Usage: sharded_outputs.py RANK STORE FILE
 """

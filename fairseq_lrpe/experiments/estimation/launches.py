@@ -15,7 +15,7 @@ PASS_CALL = 16.6e-6
 UPDATE_CALL = 8e-6
 """Seconds of a call of the optimizer.
 
-These numbers were fitted to times on the host of one H200, see docs/performance.md.
+These numbers were fitted to times on the host of one H200, see docs/gpu.md.
 """
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided"}
 WITHOUT_KERNEL = ALLOCATIONS | {"_unsafe_view", "detach", "alias", "lift_fresh", "split", "view", "expand"}

@@ -11,7 +11,7 @@ decay from key j to its end, and Γ_nm the decay from the end of chunk m to the 
 triangular matrix, so that all S_n are one product.
 
 On a GPU, a short operation takes less time than its start. Whatever the length, this form starts 30 to 40
-kernels in a forward and backward pass without decay; see docs/performance.md. It is also the form for
+kernels in a forward and backward pass without decay; see docs/gpu.md. It is also the form for
 ``torch.compile``, ``torch.func`` and second derivatives. On a CPU, :mod:`.causal` is faster, because it
 processes only as many chunks at a time as fit a core's cache.
 """

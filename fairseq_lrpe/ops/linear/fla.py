@@ -94,7 +94,7 @@ def _causal(q, k, v, args):
 
     # For half-precision input, the kernels would also store the output, the states and the gradients in half
     # precision. Sums before the division exceed float16's range, and the gradient of q, the difference of
-    # large sums, would be wrong by up to 72% (docs/performance.md).
+    # large sums, would be wrong by up to 72% (docs/gpu.md).
     q = q.to(args.dtype)
     k = k.to(args.dtype)
     v = v.to(args.dtype)
