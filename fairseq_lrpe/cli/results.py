@@ -26,14 +26,14 @@ from fairseq_lrpe.experiments.definition.table_settings import SCALE_HELP, SCALE
 from fairseq_lrpe.experiments.execution.launch import add_results_flag
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, new_parser
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import REPOSITORY, display_path, write_atomic
+from fairseq_lrpe.utils.files import REPOSITORY, display_path
 
 RECORDED = REPOSITORY / "docs/results"
 FOLDER_ACTIONS = {
     "record": "add the finished runs to the recorded results in FOLDER",
     "record-weights": "write the attention weights of the models of lm/extrapolation_mini to FOLDER",
     "check": "compare the finished runs with the recorded results in FOLDER",
-    "write-docs": "write all tables of the recorded results in FOLDER to FOLDER.md",
+    "write-docs": "write a page for each table of the recorded results in FOLDER, and their index FOLDER.md",
 }
 """{option whose value is a folder of recorded results: help text}"""
 
@@ -129,7 +129,7 @@ def use_records(args: Namespace) -> bool:
     Returns:
         False if a finished run was not recorded, or a number is outside the tolerance, and True otherwise.
     """
-    from fairseq_lrpe.experiments.reporting import recording
+    from fairseq_lrpe.experiments.reporting import pages, recording
 
     if args.record:
         count, refused = recording.record(args.results, args.record)
@@ -146,7 +146,6 @@ def use_records(args: Namespace) -> bool:
         count = recording.record_weights("lm/extrapolation_mini", args.results, args.record_weights)
         print(f"{display_path(args.record_weights)}: weights of {count} model{'s' * (count != 1)} recorded")
     else:
-        path = args.write_docs.parent / f"{args.write_docs.name}.md"
-        write_atomic(path, recording.page(args.write_docs))
-        print(f"{display_path(path)} is up to date")
+        index, *others = pages.write(args.write_docs)
+        print(f"{display_path(index)} and {len(others)} more pages are up to date")
     return True

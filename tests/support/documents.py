@@ -1,10 +1,11 @@
-"""Extraction of the commands and code blocks in README.md, docs/*.md and CONTRIBUTING.md."""
+"""Extraction of the commands and code blocks in README.md, docs and CONTRIBUTING.md."""
 
 import re
 
 from support.tiny import REPOSITORY
 
-DOCUMENTS = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md")), REPOSITORY / "CONTRIBUTING.md"]
+PAGES = [*sorted(REPOSITORY.glob("docs/*.md")), *sorted(REPOSITORY.glob("docs/results/*.md"))]
+DOCUMENTS = [REPOSITORY / "README.md", *PAGES, REPOSITORY / "CONTRIBUTING.md"]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
 PROGRAMS = r"lrpe|bash|python|pip|sudo|sbatch|torchrun|fairseq-[\w-]+|\.venv/bin/\w+|[\w/]+\.sh"
