@@ -6,9 +6,9 @@ import pytest
 from support.tiny import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
-RESULTS = DOCS / "results.md"
-WRITTEN = sorted({*DOCS.rglob("*.md")} - {RESULTS, *DOCS.glob("results/**/*.md")})  # not generated
-PAGES = [*sorted(REPOSITORY.glob("*.md")), *WRITTEN, RESULTS]
+RESULTS = [DOCS / "results.md", *DOCS.glob("results/*.md")]
+WRITTEN = sorted({*DOCS.rglob("*.md")} - {*RESULTS, *DOCS.glob("results/*/*.md")})  # not generated
+PAGES = [*sorted(REPOSITORY.glob("*.md")), *WRITTEN, *sorted(RESULTS)]
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([\w./-]*\.md)?#([^)]+)\)")
 

@@ -1,4 +1,4 @@
-"""Every command of README.md, docs/*.md and CONTRIBUTING.md is parsed, and README's commands are run.
+"""Every command of README.md, docs and CONTRIBUTING.md is parsed, and README's commands are run.
 
 Commands are parsed in this process: by the parser of the command, and with ``--dry-run`` where there is one,
 which also loads the experiments' YAML.

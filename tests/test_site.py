@@ -53,7 +53,7 @@ def pages(site):
 
 
 def test_every_page_is_in_the_site(site, pages):
-    """The notes on tables are parts of results.md, and the atlas is an HTML file in docs."""
+    """The notes on tables are parts of these tables' pages, and the atlas is an HTML file in docs."""
     sources = [path.relative_to(REPOSITORY / "docs") for path in (REPOSITORY / "docs").rglob("*.md")]
     expected = {site / path.with_suffix(".html") for path in sources if path.parent.name != "notes"}
     expected |= {site / f"{name}.html" for name in ("index", "CONTRIBUTING", "CHANGELOG", "404", "atlas")}

@@ -31,7 +31,7 @@ from fairseq_lrpe.experiments.definition.table_settings import SCALE_HELP, SCALE
 from fairseq_lrpe.experiments.execution.launch import add_results_flag
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import REPOSITORY, display_path, write_atomic
+from fairseq_lrpe.utils.files import REPOSITORY, display_path
 
 RECORDED = REPOSITORY / "docs/results"
 FOLDER_ACTIONS = {
@@ -39,7 +39,7 @@ FOLDER_ACTIONS = {
     "record-weights": "write the attention weights of the models of lm/extrapolation_mini to FOLDER",
     "check": "compare the finished runs with the recorded results in FOLDER",
     "validate": "check the records in FOLDER, and that those in --results BASE are unchanged",
-    "write-docs": "write all tables of the recorded results in FOLDER to FOLDER.md",
+    "write-docs": "write a page for each table of the recorded results in FOLDER, and their index FOLDER.md",
 }
 """{option whose value is a folder of recorded results: help text}"""
 
@@ -152,7 +152,7 @@ def use_records(args: Namespace) -> bool:
         False if a finished run was not recorded, a number is outside the tolerance, or records have a
         problem, and True otherwise.
     """
-    from fairseq_lrpe.experiments.reporting import recording, validation
+    from fairseq_lrpe.experiments.reporting import pages, recording, validation
 
     if args.validate:
         check_recorded(args.validate)
@@ -178,7 +178,6 @@ def use_records(args: Namespace) -> bool:
         count = recording.record_weights("lm/extrapolation_mini", args.results, args.record_weights)
         print(f"{display_path(args.record_weights)}: weights of {count} model{'s' * (count != 1)} recorded")
     else:
-        path = args.write_docs.parent / f"{args.write_docs.name}.md"
-        write_atomic(path, recording.page(args.write_docs))
-        print(f"{display_path(path)} is up to date")
+        index, *others = pages.write(args.write_docs)
+        print(f"{display_path(index)} and {len(others)} more pages are up to date")
     return True

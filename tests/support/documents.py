@@ -4,11 +4,12 @@ import re
 
 from support.tiny import REPOSITORY
 
-DOCUMENTS = [
-    REPOSITORY / "README.md",
-    *sorted([*REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("docs/deviations/*.md")]),
-    REPOSITORY / "CONTRIBUTING.md",
+PAGES = [
+    *REPOSITORY.glob("docs/*.md"),
+    *REPOSITORY.glob("docs/deviations/*.md"),
+    *REPOSITORY.glob("docs/results/*.md"),
 ]
+DOCUMENTS = [REPOSITORY / "README.md", *sorted(PAGES), REPOSITORY / "CONTRIBUTING.md"]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
 PROGRAMS = r"lrpe|bash|python|pip|sudo|sbatch|torchrun|fairseq-[\w-]+|\.venv/bin/\w+|[\w/]+\.sh"

@@ -1,8 +1,6 @@
-"""Operations on recorded results: recording of runs, checks of runs, and the page docs/results.md."""
+"""Operations on recorded results: recording of runs, and checks of runs."""
 
 import math
-import re
-import sys
 from collections.abc import Collection
 from itertools import chain
 from pathlib import Path
@@ -10,15 +8,8 @@ from pathlib import Path
 import pandas as pd
 from rich.progress import track
 
-from fairseq_lrpe.experiments.definition.config_files import tables
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.definition.table_settings import SCALES
-from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.reporting import recorded_results
-from fairseq_lrpe.experiments.reporting.aggregate import summarize
-from fairseq_lrpe.experiments.reporting.blocks import render
-from fairseq_lrpe.experiments.reporting.omissions import omissions
 from fairseq_lrpe.experiments.reporting.recorded_files import (
     data_digest,
     measurement_rows,
@@ -28,14 +19,12 @@ from fairseq_lrpe.experiments.reporting.recorded_files import (
 )
 from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS, RUN, WEIGHTS
 from fairseq_lrpe.experiments.reporting.records import read_runs
-from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord, by_run, readable, row_key
 from fairseq_lrpe.experiments.reporting.settings import (
     configured_settings,
     different_settings,
     machine,
 )
-from fairseq_lrpe.experiments.reporting.tables import table_sections
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import output_folder
 
@@ -227,64 +216,3 @@ def _environment(settings):
     """Returns the machine and the versions of torch and this package, which determine all digits."""
     versions = settings.get("versions", {})
     return machine(settings), versions.get("torch"), versions.get("fairseq_lrpe")
-
-
-def page(folder: Path) -> str:
-    """Returns the page of a folder of recorded results as Markdown.
-
-    The page lists the numbers of recorded runs of all tables. It has a section for each table that has
-    recorded runs or a commentary, notes/TABLE.md in the folder, and a section for each other file in notes.
-    """
-    records = recorded_results.read_recorded(folder)
-    for message in omissions(records):
-        print(f"results: {message}", file=sys.stderr)
-    recorded = by_run(readable(records))
-    notes = {}
-    for path in sorted((folder / "notes").glob("[!.]*.md")):
-        notes[path.stem] = path.read_text("utf-8").strip()
-    coverage = []
-    sections = []
-    for name in tables():
-        counts, lines = _recorded_table(name, recorded)
-        title = TableSpec(name).settings.title
-        link = name
-        if lines or name in notes:
-            link = f"[{name}](#{name})"
-            sections += [f"## {name}\n", *(lines or [f"{title}. No recorded runs."]), ""]
-        if name in notes:
-            sections += [notes[name], ""]
-        coverage.append({"table": link, "title": title, **counts})
-    coverage = list(markdown([Section("", pd.DataFrame(coverage))]))
-    others = []
-    links = []
-    for name, text in notes.items():
-        if name not in tables():
-            others.append(text)
-            first_line, _, _ = text.partition("\n")
-            links.append(_link(first_line.removeprefix("## ")))
-    text = "\n".join([*coverage, *sections, "\n\n".join(others)]).rstrip()
-    return render("results.md.jinja", folder=folder.name, others=links, tables=text) + "\n"
-
-
-def _recorded_table(name, recorded):
-    """Returns the numbers of a table's recorded runs by scale, such as {"mini": "2 of 4"}, and Markdown.
-
-    The lines of Markdown show the table at each scale with recorded runs.
-    """
-    counts = dict.fromkeys(reversed(SCALES), "-")
-    lines = []
-    for scale in TableSpec(name).scales[::-1]:
-        table = Table(name, scale)
-        runs = set()
-        for cell in table.cells:
-            runs.update(cell.runs)
-        counts[scale] = f"{len(runs & recorded.keys())} of {len(runs)}"
-        if runs & recorded.keys():
-            sections = table_sections(table, summarize(table, recorded))
-            lines += markdown([f"Scale: {scale}", *sections])
-    return counts, lines
-
-
-def _link(title: str) -> str:
-    anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-    return f"[{title}](#{anchor})"

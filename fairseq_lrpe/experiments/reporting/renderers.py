@@ -51,12 +51,19 @@ def format_difference(cell: object) -> str:
 
     ``cell`` has the keys of the result and ``decimals``, the number of decimals, as attributes.
     """
-    digits = cell.decimals
     seeds = cell.common_seeds
-    interval = f"[{cell.low:+.{digits}f}, {cell.high:+.{digits}f}] ({seeds})"
     if seeds < LEAST_SEEDS:
-        interval = f"({seeds} seed{'s' if seeds > 1 else ''}: no interval)"
-    return f"{cell.difference:+.{digits}f} {interval}"
+        return f"{format_interval(cell)} ({seeds} seed{'s' if seeds > 1 else ''}: no interval)"
+    return f"{format_interval(cell)} ({seeds})"
+
+
+def format_interval(cell: object) -> str:
+    """Returns a difference without its seeds, such as "-1.75 [-11.28, +7.78]", or "-1.75" of few seeds."""
+    digits = cell.decimals
+    text = f"{cell.difference:+.{digits}f}"
+    if cell.common_seeds < LEAST_SEEDS:
+        return text
+    return f"{text} [{cell.low:+.{digits}f}, {cell.high:+.{digits}f}]"
 
 
 def _alignments(header, left, right):

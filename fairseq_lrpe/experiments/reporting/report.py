@@ -30,11 +30,8 @@ from fairseq_lrpe.experiments.reporting.renderers import Section
 from fairseq_lrpe.experiments.reporting.run_list import run_list
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord, by_run
 from fairseq_lrpe.experiments.reporting.settings import machine
-from fairseq_lrpe.experiments.reporting.tables import (
-    measured_name,
-    table_records,
-    table_sections,
-)
+from fairseq_lrpe.experiments.reporting.table_parts import measured_name
+from fairseq_lrpe.experiments.reporting.tables import table_records, table_sections
 from fairseq_lrpe.experiments.reporting.user_tables import left_out_if_invalid
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path

@@ -1,4 +1,4 @@
-"""Recorded results: writing, reading, checking runs against them, and the page that is made from them."""
+"""Recorded results: writing, reading, and checking runs against them."""
 
 import json
 import math
@@ -6,47 +6,18 @@ import shutil
 
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
-from support.tiny import REPOSITORY, run_here
+from support.recorded import CPU, PERPLEXITY, VERSIONS, call, write
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results
 from fairseq_lrpe.experiments.definition import config_files
 from fairseq_lrpe.experiments.definition.experiment import Experiment
-from fairseq_lrpe.experiments.reporting import recording
 from fairseq_lrpe.experiments.reporting.omissions import omissions
 from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS, read_settings
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.settings import machine
 
-CPU = {"gpus": 0, "nodes": 1, "cpu": True, "precision": "fp32", "gpu_names": []}
-CPU["processor"] = {"name": "Toy CPU", "instructions": "AVX2", "threads": 1}
-VERSIONS = {"torch": "2.0", "fairseq_lrpe": "0.1.0"}
-PERPLEXITY = 100 / 3  # its decimal representation has 17 digits
 RUN = "lm/mini/linear_rope/seed-1"
-
-
-def write(folder, perplexity=PERPLEXITY, method="rope", seed=1, points=25, **changed):
-    """Writes a finished run of lm/mini; ``changed`` replaces values in run.json."""
-    path = folder / f"lm/mini/linear_{method}/seed-{seed}"
-    path.mkdir(parents=True, exist_ok=True)
-    config = OmegaConf.to_container(Experiment.load("lm/mini").cfg, resolve=True)
-    run = {"kind": "lm", "updates": 400, "config": config, "flags": [], **CPU}
-    run |= {"data": {"train.bin": 9}, "versions": VERSIONS, "git": {"revision": "0" * 40, "dirty": True}}
-    (path / "run.json").write_text(json.dumps(run | changed))
-    log = [{"kind": "valid", "valid_num_updates": 16 * n, "valid_ppl": 400 / n} for n in range(1, points + 1)]
-    log += [{"kind": "train", "train_num_updates": 200 * n, "train_train_wall": 30} for n in (1, 2)]
-    (path / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
-    flags = {"tokens_per_sample": 256, "sample_break_mode": "none", "context_window": 0}
-    settings = {"checkpoint": "checkpoint_best.pt", **flags}
-    evaluations = {
-        split: {"settings": {**settings, "split": split}, "perplexity": perplexity + (split == "test")}
-        for split in ("valid", "test")
-    }
-    evaluations["training"] = {"tokens_per_second": 10.0 * seed}
-    record = {"evaluations": evaluations, "finished": "2020-01-02T03:04:05+00:00"}
-    (path / "evaluation.json").write_text(json.dumps(record))
-    return path
 
 
 @pytest.fixture
@@ -63,10 +34,6 @@ def records(folder, tmp_path):
     """A folder with the recorded results of ``folder``."""
     assert call(folder, "--record", tmp_path / "records").returncode == 0
     return tmp_path / "records"
-
-
-def call(folder, *words):
-    return run_here(results.main, "--results", folder, *words)
 
 
 def content(folder):
@@ -231,27 +198,6 @@ def test_diverged_runs(folder, tmp_path):
     assert check(folder, tmp_path / "records")[0] == 1
 
 
-@pytest.mark.slow
-def test_the_page_agrees_with_the_records():
-    """If this test fails, run `lrpe results --write-docs`."""
-    folder = REPOSITORY / "docs/results"
-    assert folder.with_suffix(".md").read_text() == recording.page(folder)
-
-
 def test_no_record_is_omitted():
     """A changed default of a setting would hide the recorded runs of its experiments."""
     assert not list(omissions(read_runs(results.RECORDED)))
-
-
-def test_page(records, monkeypatch):
-    monkeypatch.setattr(recording, "tables", lambda: ["quickstart", "tmlr_table2"])
-    (records / "notes").mkdir()
-    (records / "notes/tmlr_table2.md").write_text("Our commentary.\n")
-    assert call(records, "--write-docs", records).returncode == 0
-    text = records.with_name("records.md").read_text()
-    assert "| 4 of 24 | 0 of 24 | 0 of 80 |" in text
-    assert "| - | - | 0 of 4 |" in text and "## quickstart" not in text
-    _, section = text.split("## tmlr_table2\n")
-    assert section.count("Scale: ") == 1 and section.startswith("\nScale: mini")
-    assert "| linear | RoPE | 33.36 ± 0.20 | 35.33 ± 1.00 (3) |" in section
-    assert section.endswith("\n\nOur commentary.\n")
