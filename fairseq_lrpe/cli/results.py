@@ -111,7 +111,11 @@ def selected_table(args: Namespace, overrides: list[str]) -> Table:
 
 def show_table(table: Table, args: Namespace) -> None:
     """Prints a table and, if requested, plots its validation curves and its numbers over the columns."""
-    from fairseq_lrpe.experiments.reporting import plots, tables  # imports pandas, which takes long
+    from fairseq_lrpe.experiments.reporting import (  # imports pandas, which takes long
+        column_plot,
+        plots,
+        tables,
+    )
     from fairseq_lrpe.experiments.reporting.encoding_descriptions import row_kind
 
     records = tables.read_table_runs(table, args.results)
@@ -120,10 +124,10 @@ def show_table(table: Table, args: Namespace) -> None:
         methods = [*methods, table.settings.baseline]
     summary = tables.print_results(table, records, args.format, methods)
     if args.plot:
-        plots.plot_table(table, records, args.plot)
+        plots.plot_table(table, records, args.plot, set(summary["method"]))
     if args.plot_columns:
         kinds = {(row.attention, row.row): row_kind(row) for row in table.rows}
-        plots.plot_columns(plots.table_name(table), summary, args.plot_columns, kinds)
+        column_plot.plot_columns(plots.table_name(table), summary, args.plot_columns, kinds)
 
 
 def show_experiment(args: Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Plots of validation curves, and plots of measured numbers over a table's columns."""
+"""Plots of validation curves."""
 
 import math
 import sys
@@ -6,10 +6,8 @@ import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from operator import attrgetter
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -20,16 +18,13 @@ from fairseq_lrpe.experiments.definition.kinds.base import Curve
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.cells import measuring_runs
-from fairseq_lrpe.experiments.reporting.plot_data import column_lines, needs_log_scale, visible_range
-from fairseq_lrpe.experiments.reporting.renderers import heading
+from fairseq_lrpe.experiments.reporting.plot_data import visible_range
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
 from fairseq_lrpe.utils.numbers import format_number
 
-MANY_ROWS = 20
-"""Number of rows of an attention above which ``plot_columns`` separates kinds of encodings."""
 MIN_VALUE = 5e-4
 """Lower limit of drawn values, since a logarithmic axis has no 0.000."""
 
@@ -74,8 +69,10 @@ class Line:
         return points.assign(mean=points["mean"].clip(lower=MIN_VALUE))
 
 
-def plot_table(table: Table, records: Mapping[Run, RunRecord], path: Path) -> None:
-    plot_curves(table_name(table), table_lines(table, records), path)
+def plot_table(table: Table, records: Mapping[Run, RunRecord], path: Path, methods: Collection[str]) -> None:
+    """Plots the validation curves of the table's rows with these methods to the file ``path``."""
+    lines = [line for line in table_lines(table, records) if line.method in methods]
+    plot_curves(table_name(table), lines, path)
 
 
 def table_name(table: Table) -> str:
@@ -208,87 +205,11 @@ def _draw_curves(ax, drawn):
     ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.yaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_locator(MaxNLocator(nbins=9, steps=steps, integer=True))
-    _finish(ax, f"{line.experiment}, {line.attention} attention")
+    finish(ax, f"{line.experiment}, {line.attention} attention")
 
 
-def _finish(ax, title):
+def finish(ax, title: str) -> None:
+    """Adds the title, the grid and the legend of a panel."""
     ax.set_title(title)
     ax.grid(alpha=0.25)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
-
-
-def plot_columns(
-    title: str, summary: pd.DataFrame, path: Path, kinds: Mapping = MappingProxyType({})
-) -> Figure:
-    """Plots a table's measured numbers over its columns to the file ``path``, in one panel per attention.
-
-    If an attention has more than ``MANY_ROWS`` rows, each kind of encodings has its own panels, in which the
-    rows of other kinds are grey. ``kinds`` maps (attention, row) to a kind.
-    """
-    cells, columns = column_lines(summary)
-    if cells.empty:
-        raise UserError("nothing has been measured yet: there is nothing to plot")
-    if len(columns) == 1:
-        raise UserError(f"the only column to plot is {columns[0]}: lines over columns need at least two")
-    attentions = list(cells["attention"].unique())
-    cells = cells.assign(kind=_kinds_of_panels(cells, kinds))
-    sizes = cells.groupby(["kind", "attention"])["row"].nunique().groupby("kind").max()
-    heights = (0.24 * sizes).clip(lower=4 if len(sizes) > 1 else 5).tolist()
-    figure = Figure(figsize=(8 * len(attentions), sum(heights)), layout="constrained")
-    shape = {"squeeze": False, "sharey": True, "height_ratios": heights}
-    axes = figure.subplots(len(sizes), len(attentions), **shape)
-    styles = line_styles(summary.itertuples())
-    for (kind, attention), ax in zip(product(sizes.index, attentions), axes.flat, strict=True):
-        here = cells[cells["attention"] == attention]
-        if not (here["kind"] == kind).any():
-            ax.remove()
-            continue
-        for row, line in here.groupby("row", sort=False):
-            style = styles[attention, row] if line["kind"].iloc[0] == kind else None
-            _draw_row(ax, row, line, columns, style)
-        if needs_log_scale(cells["mean"]):
-            ax.set_yscale("log")
-            ax.yaxis.set_major_formatter("{x:g}")
-            ax.yaxis.set_minor_formatter("{x:g}")
-        if kind:
-            near = cells["mean"][cells["mean"] <= 4 * cells["mean"].median()]
-            ax.set_ylim(0.95 * near.min(), 1.05 * near.max())
-        ax.set_xticks(range(len(columns)), [heading(column) for column in columns])
-        margin = 0.05 * len(columns)
-        ax.set_xlim(-margin, len(columns) - 1 + margin)  # also where a row lacks the last columns
-        ax.set_ylabel(heading(cells["metric"].iloc[0]))
-        ax.yaxis.set_tick_params(which="both", labelleft=True)  # the panel on the left may be missing
-        _finish(ax, f"{kind + ': ' if kind else ''}{attention} attention")
-    figure.suptitle(title)
-    save_figure(figure, path, dpi=150 if len(sizes) == 1 else 72)
-    print(f"{path} shows the measured numbers by column.", file=sys.stderr)
-    return figure
-
-
-def _kinds_of_panels(cells, kinds):
-    """Returns the kind of each cell's panel, or "" unless an attention has more than ``MANY_ROWS`` rows."""
-    rows = cells.groupby("attention")["row"].nunique()
-    if rows.max() <= MANY_ROWS:
-        return ""
-    names = zip(cells["attention"], cells["row"], strict=True)
-    return [kinds.get(name, "") for name in names]
-
-
-def _draw_row(ax, row, line, columns, style):
-    """Draws a row over its columns with a style (color, marker), or as a thin grey line if it is None."""
-    last = line.iloc[-1]
-    places = [columns.index(column) for column in line["column"]]
-    if style is None:
-        ax.plot(places, line["mean"], color="#d0d0d0", linewidth=0.7, zorder=0)
-        return
-    color, marker = style
-    ax.errorbar(
-        places,
-        line["mean"],
-        line["std"].fillna(0.0),
-        color=color,
-        marker=marker,
-        linestyle=LINE_STYLES[line["attention"].iloc[0]],
-        capsize=3,
-        label=f"{format_number(last['mean'], last['decimals'])}  {wrap(row)}",
-    )

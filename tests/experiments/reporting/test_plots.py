@@ -4,7 +4,7 @@ import pytest
 from support.tiny import REPOSITORY, write_run
 
 from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.reporting import aggregate, plots, style
+from fairseq_lrpe.experiments.reporting import aggregate, column_plot, plots, style
 from fairseq_lrpe.experiments.reporting.experiment_runs import read_experiment_runs
 from fairseq_lrpe.experiments.reporting.tables import read_table_runs
 from fairseq_lrpe.methods import METHODS, canonical
@@ -61,7 +61,7 @@ def recorded_columns(name, path):
     """Plots the recorded numbers of a table's small configuration over its columns."""
     table = Table(name, "mini")
     summary = aggregate.summarize(table, read_table_runs(table, REPOSITORY / "docs/results"))
-    return plots.plot_columns("x", summary, path)
+    return column_plot.plot_columns("x", summary, path)
 
 
 def test_every_panel_shows_all_columns(tmp_path):

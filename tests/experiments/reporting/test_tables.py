@@ -9,7 +9,7 @@ import sys
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
-from support.tiny import write_configs, write_run
+from support.tiny import run_here, write_configs, write_run
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results
@@ -19,6 +19,7 @@ from fairseq_lrpe.experiments.definition.table_settings import Row
 from fairseq_lrpe.experiments.reporting import (
     aggregate,
     cells,
+    column_plot,
     encoding_descriptions,
     experiment_runs,
     plots,
@@ -124,10 +125,10 @@ def test_plot_of_columns_separates_kinds_of_many_rows(runs, tmp_path, monkeypatc
     first = summary(runs)
     measured = pd.concat([first, first.assign(column="a second column")])
     kinds = dict(zip([*rows, ("softmax", "RoPE")], ["absolute"] * 2 + ["relative"] * 3, strict=True))
-    named = legends(plots.plot_columns("a title", measured, tmp_path / "columns.png", kinds))
+    named = legends(column_plot.plot_columns("a title", measured, tmp_path / "columns.png", kinds))
     assert named["linear attention"] == ["95.00  RoPE", "96.00  Type1", "102.00  Base"] and len(named) == 2
-    monkeypatch.setattr(plots, "MANY_ROWS", 2)
-    named = legends(plots.plot_columns("a title", measured, tmp_path / "columns.png", kinds))
+    monkeypatch.setattr(column_plot, "MANY_ROWS", 2)
+    named = legends(column_plot.plot_columns("a title", measured, tmp_path / "columns.png", kinds))
     assert list(named) == [
         f"{kind}: {x} attention" for kind in ("absolute", "relative") for x in ("linear", "softmax")
     ]
@@ -437,6 +438,15 @@ def test_other_baseline_and_chosen_rows(runs, capsys):
     lines = [line for line in chosen.splitlines() if line.startswith("| linear") and "Spearman" not in line]
     assert {line.split("|")[2].strip() for line in lines} == {"RoPE", "Type1"}
     assert all(line in whole.splitlines() for line in lines)
+
+
+def test_plot_of_chosen_rows(runs, tmp_path, monkeypatch):
+    """The plots show the rows that the table shows."""
+    drawn = []
+    monkeypatch.setattr(plots, "plot_curves", lambda title, lines, path: drawn.extend(lines))
+    arguments = ["--results", runs, "--table", "some_table9", "--methods", "tmlr_type1", "--plot", "x.png"]
+    assert run_here(results.main, *arguments).returncode == 0
+    assert {line.row for line in drawn} == {"Base", "Type1"}
 
 
 def test_other_seeds(runs, capsys):
