@@ -85,7 +85,7 @@ def test_wrong_modules(content, message, tmp_path):
     assert line.startswith(f"lrpe methods: the extension {tmp_path}/mine.py ") and message in line, line
 
 
-@pytest.mark.parametrize("words, message", [
+WRONG_NAMES = [
     ("--import nosuch.py", "the extension nosuch.py does not exist: pass the path of a .py file"),
     ("--import nosuch", "nosuch cannot be imported: ModuleNotFoundError: No module named 'nosuch'"),
     ("--import a-b", "the extension 'a-b' is not the name of a module"),
@@ -93,7 +93,10 @@ def test_wrong_modules(content, message, tmp_path):
     ("--import random.py", "random: rename random.py"),
     ("--import", "--import '' names no module: pass the path"),
     ("--import=,", "--import ',' names no module: pass the path"),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words, message", slow_after(3, WRONG_NAMES))
 def test_wrong_names(words, message, tmp_path):
     for name in ("my-file.py", "random.py"):
         (tmp_path / name).write_text(TINY_EXTENSION)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fairseq.models import MODEL_DATACLASS_REGISTRY
+from support.parameters import slow_after
 from support.tiny import SMALL_LM, job_of, output_of, read, run_here, succeeded
 from support.tiny_models import EOS, PAD, build_small
 from torch._dynamo import config
@@ -82,7 +83,7 @@ def assert_equal(one, other):
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12 * other.abs().max().item())
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
+@pytest.mark.parametrize("arch", slow_after(2, list(FAMILIES)))
 def test_layers_of_each_family(arch, monkeypatch):
     """Also the gradients are computed by a graph."""
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
@@ -118,6 +119,7 @@ def test_layers_of_encodings(arch):
     assert counters["stats"]["unique_graphs"] and not counters["graph_break"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch, layers, graphs", [("linear_lm_base", 12, 2), ("softmax_lm_lfhc", 9, 9)])
 def test_more_than_eight_layers(arch, layers, graphs, caplog):
     """Layers with equal functions share a graph; those of LFHC differ."""
@@ -130,7 +132,7 @@ def test_more_than_eight_layers(arch, layers, graphs, caplog):
     assert "recompile_limit" not in caplog.text
 
 
-@pytest.mark.parametrize("arch", ["linear_lm_base", "softmax_lm_rope", "softmax_lm_t5"])
+@pytest.mark.parametrize("arch", slow_after(1, ["linear_lm_base", "softmax_lm_rope", "softmax_lm_t5"]))
 def test_lengths_share_graphs(arch):
     model = build(arch)
     compiled = copy.deepcopy(model)
@@ -169,7 +171,7 @@ def test_statistics_of_compiled_layers(norm):
     assert not counters["graph_break"]
 
 
-@pytest.mark.parametrize("flag", ["checkpoint_activations", "offload_activations"])
+@pytest.mark.parametrize("flag", slow_after(1, ["checkpoint_activations", "offload_activations"]))
 def test_recomputed_activations(flag):
     model, inputs = build("linear_transformer_rope"), batch("linear_transformer_rope")
     recomputing = build("linear_transformer_rope", **{flag: True})

@@ -111,6 +111,7 @@ def test_numbers(path):
     assert cards.split('id="card-learned"')[1].split("</section>")[0].count(">–<") == 2 * 4
 
 
+@pytest.mark.slow
 def test_needles_by_depth(tmp_path):
     measured = {}
     for run in Experiment.load("synthetic_lm/needle_mini").runs("softmax", "rope", [1, 2]):
