@@ -24,6 +24,7 @@ from fairseq_lrpe.experiments.reporting import (
     experiment_runs,
     plots,
     renderers,
+    table_parts,
 )
 from fairseq_lrpe.experiments.reporting import tables as report
 
@@ -393,8 +394,8 @@ def test_decimals_depend_on_the_metric(runs, configs, capsys):
     rows = csv.DictReader(io.StringIO(text))
     means = {row["column"]: row["mean"] for row in rows if row["row"] == "base"}
     assert means == {"ppl": "9.16", "loss": "1.74321", "speed": "9708.8"}
-    assert report.format_published(0.3269, float("nan")) == "0.3269"
-    assert report.format_published(2.3, 0.1) == "2.30 ± 0.10"
+    assert table_parts.format_published(0.3269, float("nan")) == "0.3269"
+    assert table_parts.format_published(2.3, 0.1) == "2.30 ± 0.10"
 
 
 def test_only_speeds_are_left_out_of_the_list_of_runs(runs):
