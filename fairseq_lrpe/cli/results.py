@@ -33,7 +33,8 @@ FOLDER_ACTIONS = {
     "record": "add the finished runs to the recorded results in FOLDER",
     "record-weights": "write the attention weights of the models of lm/extrapolation_mini to FOLDER",
     "check": "compare the finished runs with the recorded results in FOLDER",
-    "write-docs": "write a page for each table of the recorded results in FOLDER, and their index FOLDER.md",
+    "write-docs": "write pages about the recorded results in FOLDER: a page per table there, and, beside "
+    "it, their index FOLDER.md and findings.md",
 }
 """{option whose value is a folder of recorded results: help text}"""
 
