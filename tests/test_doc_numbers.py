@@ -69,23 +69,27 @@ def pinned(package):
     return re.search(rf"^{package}==(\S+)", text, re.MULTILINE)[1]
 
 
-def recorded_mean(name, attention, method, evaluation, metric, decimals=2):
-    """Returns the mean over the seeds of a method with the settings of its table, as text."""
+def values_of_seeds(name, attention, method, evaluation, metric):
+    """Returns the values of the seeds of a method with the settings of its table."""
     key = (attention, method, evaluation, metric, "")
-    found = [
-        float(line["value"])
-        for line in measured(name)
-        if (line["attention"], line["method"], line["evaluation"], line["metric"], line["changes"]) == key
+    columns = ("attention", "method", "evaluation", "metric", "changes")
+    return [
+        float(line["value"]) for line in measured(name) if tuple(line[column] for column in columns) == key
     ]
-    return f"{statistics.mean(found):.{decimals}f}"
 
 
-def perplexity(attention, method, length):
-    return recorded_mean("lm-extrapolation_mini", attention, method, f"test_x{length}", "perplexity")
+def perplexities(attention, method, length):
+    """Returns the perplexities of the seeds of a method at a multiple of the training length."""
+    return values_of_seeds("lm-extrapolation_mini", attention, method, f"test_x{length}", "perplexity")
+
+
+def mean_perplexity(attention, method, length):
+    return f"{statistics.mean(perplexities(attention, method, length)):.2f}"
 
 
 def recalled(method):
-    return recorded_mean("synthetic_lm-mqar_mini", "linear", method, "pairs_16", "accuracy", decimals=1)
+    found = values_of_seeds("synthetic_lm-mqar_mini", "linear", method, "pairs_16", "accuracy")
+    return f"{statistics.mean(found):.1f}"
 
 
 def quickstart_mean(row):
@@ -102,16 +106,21 @@ QUOTED = [
     # (file, pattern whose groups are numbers, function that returns what they should be)
     (
         "README.md",
-        r"(\S+) with GLA's gates, (\S+) with ALiBi and (\S+) with LRPE and a decay, "
-        r"but (\S+) with RoPE and (\S+) without",
-        lambda: [perplexity("linear", name, 16) for name in ("gla", "alibi", "lrpe_decay", "rope", "nope")],
+        r"(\S+) with GLA's gates, (\S+) with ALiBi and (\S+) with LRPE and a decay "
+        r"\((\S+) without positions\)",
+        lambda: [mean_perplexity("linear", name, 16) for name in ("gla", "alibi", "lrpe_decay", "nope")],
+    ),
+    (
+        "README.md",
+        r"With RoPE, it is (\d+) to (\d+)\.",
+        lambda: [round(limit(perplexities("linear", "rope", 16))) for limit in (min, max)],
     ),
     (
         "README.md",
         r"its Type 1 has (\S+)\s+instead of (\S+) in linear attention; "
         r"in softmax attention, (\S+) and (\S+) cannot",
         lambda: [
-            perplexity(attention, name, 1)
+            mean_perplexity(attention, name, 1)
             for attention in ("linear", "softmax")
             for name in ("tmlr_type1", "rope")
         ],

@@ -39,7 +39,8 @@ FOLDER_ACTIONS = {
     "record-weights": "write the attention weights of the models of lm/extrapolation_mini to FOLDER",
     "check": "compare the finished runs with the recorded results in FOLDER",
     "validate": "check the records in FOLDER, and that those in --results BASE are unchanged",
-    "write-docs": "write a page for each table of the recorded results in FOLDER, and their index FOLDER.md",
+    "write-docs": "write pages about the recorded results in FOLDER: a page per table there, and, beside "
+    "it, their index FOLDER.md and findings.md",
 }
 """{option whose value is a folder of recorded results: help text}"""
 

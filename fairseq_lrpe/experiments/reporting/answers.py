@@ -121,7 +121,7 @@ def answers(runs: Mapping[Run, RunRecord]) -> list[Answer]:
             measured = _with_small_cost(measured, load("training_speed", "mini"), attention, runs)
         if measured:
             _compare(answer, measured, differences)
-            answer.training = _training(table, column)
+            answer.training = training(table, column)
     return all_answers if any(answer.best for answer in all_answers) else []
 
 
@@ -157,7 +157,7 @@ def _compare(answer, measured, differences):
     answer.seeds = min(len(method.values) for method in measured)
 
 
-def _training(table, column):
+def training(table: Table, column: str) -> str:
     """Returns the size of a column's models and the length of their training in words."""
     experiment = next(cell.experiment for cell in table.cells if cell.column == column)
     cfg = table.experiments[experiment].cfg

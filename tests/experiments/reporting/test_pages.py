@@ -7,19 +7,20 @@ from support.recorded import call, write
 from support.tiny import REPOSITORY
 
 from fairseq_lrpe.experiments.definition.config_files import tables
-from fairseq_lrpe.experiments.reporting import pages
+from fairseq_lrpe.experiments.reporting import measured_tables, pages
 
+TABLES = ["quickstart", "tmlr_table2"]
 RECORDED = REPOSITORY / "docs/results"
 PERPLEXITIES = {"base": (40, 41, 42), "rope": (33, 34, 36), "per": (31, 32)}  # of three or two seeds
 
 
 @pytest.fixture
 def records(tmp_path, monkeypatch):
-    """A folder with recorded runs and a note of tmlr_table2, the only table besides quickstart."""
+    """A folder with recorded runs and a note of tmlr_table2, and no other tables than ``TABLES``."""
     for method, values in PERPLEXITIES.items():
         for seed, value in enumerate(values, 1):
             write(tmp_path / "results", value, method, seed)
-    monkeypatch.setattr(pages, "tables", lambda: ["quickstart", "tmlr_table2"])
+    monkeypatch.setattr(measured_tables, "tables", lambda: TABLES)
     folder = tmp_path / "records"
     assert call(tmp_path / "results", "--record", folder).returncode == 0
     (folder / "notes").mkdir()
@@ -73,7 +74,7 @@ def test_page_of_a_table(records):
     assert findings < caption < method < text.index("Our method.") < details
     assert "mean ± sample standard deviation of 3 seeds, or of the number in brackets" in text
     assert "| linear | RoPE | 33.36 ± 0.20 | 34.33 ± 1.53 |" in text
-    assert "| linear | PER | 32.88 ± 0.09 | **31.50 ± 0.71 (2)** |" in text
+    assert "| linear | PER | 32.88 ± 0.09 | **31.50 ± 0.71 (2 of 3)** |" in text
     assert "- Command: `bash scripts/table.sh tmlr_table2 --scale mini`" in text
     shown = text[details:]
     assert re.search(r"^\| linear \| RoPE \| -6.\d\d \[.+, .+\] \|", shown, re.MULTILINE)
@@ -87,7 +88,7 @@ def test_one_seed_has_no_deviation(records, tmp_path):
         write(tmp_path / "one", 30.0, method)
     call(tmp_path / "one", "--record", tmp_path / "one-record")
     text = written(tmp_path / "one-record")
-    assert "perplexity (lower is better), one seed; bold" in text and "| 30.00 |" in text
+    assert "perplexity (lower is better), 1 of 3 seeds; bold" in text and "| 30.00 |" in text
 
 
 def test_index(records):
@@ -104,7 +105,7 @@ def test_index(records):
 def test_outdated_pages_are_removed(records, monkeypatch):
     written(records)
     (records / "own.md").write_text("# A page of ours\n")
-    monkeypatch.setattr(pages, "tables", lambda: ["quickstart"])
+    monkeypatch.setattr(measured_tables, "tables", lambda: TABLES[:-1])
     assert call(records, "--write-docs", records).returncode == 0
     assert not (records / "tmlr_table2.md").exists() and (records / "own.md").exists()
     assert "tmlr_table2" not in records.with_name("records.md").read_text()
