@@ -151,8 +151,8 @@ class Findings:
                 best = min(types, key=column.mean)
                 sentences.append(
                     f"In {attention} attention, {lower} of {len(types)} types of LRPE have a lower "
-                    f"perplexity than RoPE at the training length, and {higher} a higher one. The best, {best}, "
-                    f"has {column.text(best)} and RoPE {column.text('RoPE')}; the difference is "
+                    f"perplexity than RoPE at the training length, and {higher} a higher one. "
+                    f"The best, {best}, has {column.text(best)} and RoPE {column.text('RoPE')}; the difference is "
                     f"{column.difference(best, 'RoPE')}."
                 )
         return Finding("Does LRPE beat RoPE?", sentences, "extrapolation")
