@@ -152,8 +152,8 @@ class Findings:
                 sentences.append(
                     f"In {attention} attention, {lower} of {len(types)} types of LRPE have a lower "
                     f"perplexity than RoPE at the training length, and {higher} a higher one. "
-                    f"The best, {best}, has {column.text(best)} and RoPE {column.text('RoPE')}; the difference is "
-                    f"{column.difference(best, 'RoPE')}."
+                    f"The best, {best}, has {column.text(best)} and RoPE {column.text('RoPE')}; "
+                    f"the difference is {column.difference(best, 'RoPE')}."
                 )
         return Finding("Does LRPE beat RoPE?", sentences, "extrapolation")
 
