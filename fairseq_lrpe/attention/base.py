@@ -237,6 +237,7 @@ class SelfAttention(nn.Module):
             total = to_float64(features).sum(2, keepdim=True)
             feature_sum = total if feature_sum is None else feature_sum + total
         if inputs is not None:
+            assert self.left_context is not None
             inputs = inputs[:, inputs.size(1) - self.left_context :]
         new = AttentionState(past, offset + k.size(2), inputs, feature_sum)
         if state is None or q.size(2) > 1:  # a step keeps at most the inputs of a few tokens
@@ -265,6 +266,7 @@ class SelfAttention(nn.Module):
         """
         order = integer_positions(order, "order")
         past, length, inputs, feature_sum = state
+        assert past is not None  # a module returned this state
         inputs = reordered_rows(inputs, order)
         feature_sum = reordered_rows(feature_sum, order)
         # The rows of ``past`` are still in the order in which they were computed.

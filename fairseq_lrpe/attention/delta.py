@@ -89,6 +89,7 @@ class DeltaAttention(SelfAttention):
         """Returns q, k, and v with the gates as further columns, (B, H, Lk, d + 1 + ·)."""
         if parts[-1] is not x:
             raise ValueError("a delta rule computes queries, keys and values from the same inputs: omit keys")
+        assert self.left_context is not None
         inputs = inputs[:, self.left_context - KERNEL_SIZE + 1 :]
         queries = x.size(self.time_dim) + KERNEL_SIZE - 1
         q = self._convolve("q", inputs[:, inputs.size(1) - queries :])
@@ -152,5 +153,6 @@ class DeltaAttention(SelfAttention):
 
     @torch.no_grad()
     def restart_positions(self, state: AttentionState) -> AttentionState:
+        assert state.past is not None  # a module returned this state
         rows = shift_keys(self.encoding, state.past["sums"].mT, state.length).mT
         return complete_state(AttentionState({**state.past, "sums": rows}, 0, state.inputs))

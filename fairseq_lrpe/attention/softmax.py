@@ -85,7 +85,8 @@ class SoftmaxAttention(SelfAttention):
             context = context._replace(key_padding_mask=mask)
             k = append_rows(past["k"], order, k)
             v = append_rows(past["v"], order, v)
-            decay = append_rows(past["log_decay"], order, decay) if varies else decay
+            if decay is not None and varies:
+                decay = append_rows(past["log_decay"], order, decay)
         state = {"v": v, "log_decay": decay if varies else None, "order": None}
         context = context._replace(log_decay=decay)
 

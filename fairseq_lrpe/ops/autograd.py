@@ -5,6 +5,7 @@ differentiate, batch and export. ``plain`` replaces the hand-written passes wher
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def is_transformed() -> bool:
     return is_in_transform()
 
 
-def apply(function: type[torch.autograd.Function], *args):
+def apply(function: Any, *args):
     """Returns ``function.apply(*args)``, or ``function.plain(*args)`` if :func:`is_transformed`."""
     return function.plain(*args) if is_transformed() else function.apply(*args)
 
