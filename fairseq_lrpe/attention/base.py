@@ -97,7 +97,7 @@ class SelfAttention(nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def project(self, x, parts, inputs):
+    def project(self, x: Tensor, parts: list[Tensor], inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Computes queries (B, H, Lq, d), and keys and values (B, H, Lk, d), which :meth:`attend` gets.
 
         Args:
@@ -109,7 +109,9 @@ class SelfAttention(nn.Module):
         q = self.split_heads(self.q_proj(x))
         return q, self._project(self.k_proj, parts), self._project(self.v_proj, parts)
 
-    def attend(self, q, k, v, context, past, return_state):
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, past: dict | None, return_state: bool
+    ) -> tuple[Tensor, dict]:
         """Computes the outputs of all heads.
 
         Args:

@@ -125,7 +125,9 @@ class LinearAttention(SelfAttention):
         # Recomputing the encoding includes recomputing attention, which is cheap only if it is not causal.
         self._recompute_encoding = not encoding.causal and overrides(encoding, "forward")
 
-    def attend(self, q, k, v, context, past, return_state):
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, past: dict | None, return_state: bool
+    ) -> tuple[Tensor, dict]:
         if past is None:
             past = {"sums": None, "content": None, "order": None}
         elif "sums" not in past:
@@ -255,7 +257,7 @@ def _limit_magnitude(o):
 class _InputDtypeLayerNorm(nn.LayerNorm):
     """LayerNorm in the dtype of its input, which is float32 even in float16 models."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.to(x.dtype)
         bias = self.bias.to(x.dtype)
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
@@ -264,5 +266,5 @@ class _InputDtypeLayerNorm(nn.LayerNorm):
 class InputDtypeRMSNorm(nn.RMSNorm):
     """RMSNorm in the dtype of its input, which is float32 even in float16 models."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)

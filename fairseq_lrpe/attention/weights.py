@@ -48,14 +48,14 @@ def attention_weights(
     if isinstance(attention, DeltaAttention):
         if gates is None:
             gates = attention.gates(q.new_zeros(q.size(0), q.size(2), attention.embed_dim))
-        weights, _ = attention.associate(q, k, values, gates, context)
-        return weights / weights.abs().sum(-1, keepdim=True).clamp(min=1e-6)
+        signed, _ = attention.associate(q, k, values, gates, context)
+        return signed / signed.abs().sum(-1, keepdim=True).clamp(min=1e-6)
     if isinstance(attention, LinearAttention):
         q = attention.feature_map(q)
         k = attention.feature_map(k)
         log_decay = attention.log_decay(context, q)
         options: Any = {"log_decay": log_decay, "normalize": False, "backend": "reference"}
-        weights = linear_attention(*encoding(q, k, context), values, causal=True, **options)
+        weights: Any = linear_attention(*encoding(q, k, context), values, causal=True, **options)
         sums: Any = weights if attention.linear_norm == "denominator" else (q @ k.mT).tril()
         if attention.linear_norm == "content":
             sums = linear_attention(q, k, values, causal=True, **options)

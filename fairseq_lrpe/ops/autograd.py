@@ -27,12 +27,12 @@ def is_transformed() -> bool:
     return is_in_transform()
 
 
-def apply(function: Any, *args):
+def apply(function: Any, *args) -> Any:
     """Returns ``function.apply(*args)``, or ``function.plain(*args)`` if :func:`is_transformed`."""
     return function.plain(*args) if is_transformed() else function.apply(*args)
 
 
-def recompute(function: Callable, *args, **options):
+def recompute(function: Callable, *args, **options) -> Any:
     """Returns ``function(*args)``, whose activations are recomputed in the backward pass, not stored.
 
     The activations are stored if :func:`is_transformed`, because ``torch.func`` does not support

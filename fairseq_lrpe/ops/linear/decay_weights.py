@@ -87,7 +87,7 @@ def _varying_weights(rates, size, like):
     return Weights(differences(sums.squeeze(-1)).to(like).exp(), None, read, update, between)
 
 
-def differences(sums):
+def differences(sums: Tensor) -> Tensor:
     """Returns x_i − x_j of sums (.., n) for j ≤ i, and -inf for j > i, (.., n, n)."""
     later = constant(is_later, sums.size(-1), device=sums.device)
     return (sums[..., None] - sums[..., None, :]).masked_fill(later, -torch.inf)
