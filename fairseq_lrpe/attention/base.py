@@ -97,7 +97,7 @@ class SelfAttention(nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def project(self, x, parts, inputs):
+    def project(self, x: Tensor, parts: list[Tensor], inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Computes queries (B, H, Lq, d), and keys and values (B, H, Lk, d), which :meth:`attend` gets.
 
         Args:
@@ -109,7 +109,9 @@ class SelfAttention(nn.Module):
         q = self.split_heads(self.q_proj(x))
         return q, self._project(self.k_proj, parts), self._project(self.v_proj, parts)
 
-    def attend(self, q, k, v, context, past, return_state):
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, past: dict | None, return_state: bool
+    ) -> tuple[Tensor, dict]:
         """Computes the outputs of all heads.
 
         Args:
@@ -237,6 +239,7 @@ class SelfAttention(nn.Module):
             total = to_float64(features).sum(2, keepdim=True)
             feature_sum = total if feature_sum is None else feature_sum + total
         if inputs is not None:
+            assert self.left_context is not None
             inputs = inputs[:, inputs.size(1) - self.left_context :]
         new = AttentionState(past, offset + k.size(2), inputs, feature_sum)
         if state is None or q.size(2) > 1:  # a step keeps at most the inputs of a few tokens
@@ -265,6 +268,7 @@ class SelfAttention(nn.Module):
         """
         order = integer_positions(order, "order")
         past, length, inputs, feature_sum = state
+        assert past is not None  # a module returned this state
         inputs = reordered_rows(inputs, order)
         feature_sum = reordered_rows(feature_sum, order)
         # The rows of ``past`` are still in the order in which they were computed.

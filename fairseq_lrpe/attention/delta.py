@@ -1,5 +1,7 @@
 """Linear attention with a delta rule and a positional encoding."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from fairseq_lrpe.attention.key_state import check_state_shape
 from fairseq_lrpe.attention.linear import LINEAR_RULES, RMS_EPS, InputDtypeRMSNorm
 from fairseq_lrpe.attention.rows import select_rows
 from fairseq_lrpe.attention.state import STATE_REMEDY, complete_state
-from fairseq_lrpe.encodings import Encoding
+from fairseq_lrpe.encodings import Context, Encoding
 from fairseq_lrpe.encodings.delta_rules import check_delta_rule, check_norms, decay_of_rotated_features
 from fairseq_lrpe.encodings.transformations import shift_keys
 from fairseq_lrpe.ops import delta_rule
@@ -85,10 +87,11 @@ class DeltaAttention(SelfAttention):
         self.gates = DeltaGates(rule, num_heads, self.head_dim)
         self.norm = InputDtypeRMSNorm(self.head_dim, eps=RMS_EPS)
 
-    def project(self, x, parts, inputs):
+    def project(self, x: Tensor, parts: list[Tensor], inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns q, k, and v with the gates as further columns, (B, H, Lk, d + 1 + ·)."""
         if parts[-1] is not x:
             raise ValueError("a delta rule computes queries, keys and values from the same inputs: omit keys")
+        assert inputs is not None and self.left_context is not None
         inputs = inputs[:, self.left_context - KERNEL_SIZE + 1 :]
         queries = x.size(self.time_dim) + KERNEL_SIZE - 1
         q = self._convolve("q", inputs[:, inputs.size(1) - queries :])
@@ -104,7 +107,9 @@ class DeltaAttention(SelfAttention):
         y = F.silu(sum(y[:, t : t + length] * row for t, row in enumerate(rows)))
         return y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def attend(self, q, k, v, context, past, return_state):
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, past: dict | None, return_state: bool
+    ) -> tuple[Tensor, dict]:
         if isinstance(context.q_offset, PositionIndex):
             raise ValueError("a delta rule accumulates over consecutive tokens: omit position_index")
         past = {"sums": None, "order": None} if past is None else past
@@ -118,7 +123,9 @@ class DeltaAttention(SelfAttention):
         o, state = self.associate(q, k, v, gates, context, state)
         return self.norm(o), {"sums": state, "order": None}
 
-    def associate(self, q, k, v, gates, context, state=None):
+    def associate(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor, context: Context, state: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Returns the outputs of the delta rule before the norm, and its state, both in at least float32.
 
         Args:
@@ -139,7 +146,7 @@ class DeltaAttention(SelfAttention):
             log_decay = log_decay.squeeze(-1)
         elif self.rule == "kda":
             log_decay = decay_of_rotated_features(log_decay, self.encoding.rotated_features, k.size(-1))
-        return delta_rule(
+        result: Any = delta_rule(
             q,
             k,
             v,
@@ -149,8 +156,10 @@ class DeltaAttention(SelfAttention):
             state=state,
             return_state=True,
         )
+        return result
 
     @torch.no_grad()
     def restart_positions(self, state: AttentionState) -> AttentionState:
+        assert state.past is not None  # a module returned this state
         rows = shift_keys(self.encoding, state.past["sums"].mT, state.length).mT
         return complete_state(AttentionState({**state.past, "sums": rows}, 0, state.inputs))

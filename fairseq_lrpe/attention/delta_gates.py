@@ -32,7 +32,7 @@ class DeltaGates(Float32Parameters):
         self.num_heads = num_heads
         embed_dim = num_heads * head_dim
         self.beta = nn.Linear(embed_dim, num_heads, bias=False)
-        self.decay = None
+        self.decay: nn.Module | None = None
         if rule == "delta":
             return
         width = 1

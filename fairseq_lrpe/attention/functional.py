@@ -99,7 +99,7 @@ def attention_bias(
     parts = zip(q.split(len(q) // len(indices)), k.split(len(q) // len(indices)), indices, strict=True)
     biases = [_bias(encoding, *part) for part in parts]
     bias = torch.cat([bias[(None,) * (4 - bias.dim())] for bias in biases])
-    return bias if u is None else bias + content_bias
+    return bias if content_bias is None else bias + content_bias
 
 
 def _bias(encoding, q, k, index):

@@ -40,5 +40,6 @@ def input_features(
     """
     if not isinstance(encoding, InputsMixin):
         return None
+    assert inputs is not None and count is not None  # its layer has a ``left_context``
     features = encoding.input_features(inputs[:, count - encoding.left_context :])
     return features if padding is None else features.masked_fill(padding[:, None, :, None], 0.0)

@@ -64,11 +64,12 @@ def append_keys(
     batch = len(state.k if order is None else order)
     check_state_shape((batch, state.k.size(1)), k)
     if log_decay is not None:
+        assert state.log_decay is not None  # all calls have a decay, or none
         log_decay = append_rows(state.log_decay, order, log_decay)
     return KeyState(append_rows(state.k, order, k), append_rows(state.v, order, v), log_decay)
 
 
-def check_state_shape(shape: tuple[int, int], x: Tensor) -> None:
+def check_state_shape(shape: tuple[int, ...], x: Tensor) -> None:
     """Raises a ValueError if a state's batch size and number of heads are not those of x (B, H, ...)."""
     expected = tuple(x.shape[:2])
     if shape != expected:

@@ -21,7 +21,7 @@ from fairseq_lrpe.ops.feature_maps import check_divisor
 from fairseq_lrpe.ops.linear.chunk import attend_last
 from fairseq_lrpe.ops.linear.functional import LINEAR_BACKENDS
 from fairseq_lrpe.ops.linear.state import LinearState
-from fairseq_lrpe.ops.position_index import as_positions
+from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import no_autocast, sum_dtype
 from fairseq_lrpe.utils.suggest import check_choice
 
@@ -117,7 +117,7 @@ class LinearAttention(SelfAttention):
         self.feature_map = FEATURE_MAPS[feature_map]
         self.scale_queries = scale_queries
         self.backend = backend
-        self.norm = None
+        self.norm: nn.Module | None = None
         if linear_norm == "layernorm":
             self.norm = _InputDtypeLayerNorm(embed_dim)
         elif linear_norm == "rmsnorm":
@@ -125,7 +125,9 @@ class LinearAttention(SelfAttention):
         # Recomputing the encoding includes recomputing attention, which is cheap only if it is not causal.
         self._recompute_encoding = not encoding.causal and overrides(encoding, "forward")
 
-    def attend(self, q, k, v, context, past, return_state):
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, past: dict | None, return_state: bool
+    ) -> tuple[Tensor, dict]:
         if past is None:
             past = {"sums": None, "content": None, "order": None}
         elif "sums" not in past:
@@ -160,9 +162,9 @@ class LinearAttention(SelfAttention):
         attend = self._attend_with_keys if keeps_keys else self._attend_with_sums
         o, state = attend(q, k, v, self.linear_norm == "denominator", call, state)
         o = decode_output(self.encoding, o, call.context)
-        if self.linear_norm == "layernorm":
+        if self.norm is not None and self.linear_norm == "layernorm":
             o = self.split_heads(self.norm(self.merge_heads(o)))
-        elif self.linear_norm == "rmsnorm":
+        elif self.norm is not None:
             o = self.norm(o)
         return o, state
 
@@ -217,13 +219,14 @@ class LinearAttention(SelfAttention):
         """Returns the log decay; with a ``PositionIndex``, a constant log decay becomes one of each key."""
         decay = self.encoding.log_decay(context)
         index = context.q_offset
-        if decay is None or not is_constant(decay) or as_positions(index).is_consecutive:
+        if decay is None or not is_constant(decay) or not isinstance(index, PositionIndex):
             return decay
         decay = decay_of_keys(decay, index.key_positions, context.key_padding_mask)
         return decay.expand(*q.shape[:2], *decay.shape[2:])
 
     @torch.no_grad()
     def restart_positions(self, state: AttentionState) -> AttentionState:
+        assert state.past is not None  # a module returned this state
         sums = state.past["sums"]
         if isinstance(sums, KeyState):
             k, v, decay = sums
@@ -254,7 +257,7 @@ def _limit_magnitude(o):
 class _InputDtypeLayerNorm(nn.LayerNorm):
     """LayerNorm in the dtype of its input, which is float32 even in float16 models."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.to(x.dtype)
         bias = self.bias.to(x.dtype)
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
@@ -263,5 +266,5 @@ class _InputDtypeLayerNorm(nn.LayerNorm):
 class InputDtypeRMSNorm(nn.RMSNorm):
     """RMSNorm in the dtype of its input, which is float32 even in float16 models."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)

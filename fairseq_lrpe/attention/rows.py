@@ -1,7 +1,17 @@
 """Rows of a batch in the states of incremental decoding, which beam search reorders."""
 
+from typing import overload
+
 import torch
 from torch import Tensor
+
+
+@overload
+def select_rows(x: Tensor, order: Tensor | None) -> Tensor: ...
+
+
+@overload
+def select_rows(x: None, order: Tensor | None) -> None: ...
 
 
 def select_rows(x: Tensor | None, order: Tensor | None) -> Tensor | None:

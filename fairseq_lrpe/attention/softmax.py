@@ -5,11 +5,12 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.attention.rows import append_rows, select_rows
 from fairseq_lrpe.attention.state import STATE_REMEDY
-from fairseq_lrpe.encodings import Encoding, prepare_scores
+from fairseq_lrpe.encodings import Context, Encoding, prepare_scores
 from fairseq_lrpe.encodings.scores import block_scores, cached_keys, log_weights, modifies_scores
 from fairseq_lrpe.encodings.transformations import decode_output, encode_values, needs_weights
 from fairseq_lrpe.ops.autograd import KeepLayout, apply, is_exporting, recompute
@@ -71,7 +72,9 @@ class SoftmaxAttention(SelfAttention):
     window = 0
     """Number of keys to which a query attends, including its own; 0 means no limit."""
 
-    def attend(self, q, k, v, context, past, return_state):
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, context: Context, past: dict | None, return_state: bool
+    ) -> tuple[Tensor, dict]:
         q, k = self.encoding(q, k, context)
         v = encode_values(self.encoding, v, context).to(q.dtype)
         decay = self.encoding.log_decay(context)
@@ -85,7 +88,8 @@ class SoftmaxAttention(SelfAttention):
             context = context._replace(key_padding_mask=mask)
             k = append_rows(past["k"], order, k)
             v = append_rows(past["v"], order, v)
-            decay = append_rows(past["log_decay"], order, decay) if varies else decay
+            if decay is not None and varies:
+                decay = append_rows(past["log_decay"], order, decay)
         state = {"v": v, "log_decay": decay if varies else None, "order": None}
         context = context._replace(log_decay=decay)
 

@@ -1,5 +1,7 @@
 """Memory and dtypes of the states of incremental decoding."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ _MAX_STORAGE = 1.25
 _NAMES = {getattr(torch, name): name for name in ("float64", "float32", "bfloat16", "float16")}
 
 
-def own_storage(state):
+def own_storage(state: Any) -> Any:
     """Returns a state without views, which would keep larger tensors in memory, such as those of the prompt.
 
     Args:
@@ -46,13 +48,13 @@ def dtype_names(past: dict, *others: Tensor | None) -> str:
     return " ".join(names)
 
 
-def complete_state(state):
+def complete_state(state: Any) -> Any:
     """Returns an ``AttentionState`` for the caller, which has the names of its dtypes in addition."""
     past, _, inputs, feature_sum = state
     return state._replace(past={**past, "dtypes": dtype_names(past, inputs, feature_sum)})
 
 
-def check_state(state) -> None:
+def check_state(state: Any) -> None:
     """Raises a ValueError if a tensor of an ``AttentionState`` has a narrower dtype than when returned."""
     past = state.past or {}
     if "dtypes" in past:  # states of earlier versions have none

@@ -1,5 +1,7 @@
 """Linear, delta and softmax attention with the interface of ``torch.nn.MultiheadAttention``."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ class MultiheadSelfAttention(SelfAttention):
     _qkv_same_embed_dim = False
     in_proj_weight = in_proj_bias = torch.empty(0)
 
-    def forward(
+    def forward(  # type: ignore[override]  # torch's layers determine the arguments
         self,
         query: Tensor,
         key: Tensor,
@@ -86,8 +88,9 @@ class MultiheadSelfAttention(SelfAttention):
                 )
         if key_padding_mask is not None:
             key_padding_mask = _bool_mask(key_padding_mask, "key_padding_mask")
-        options = {"position_index": position_index, "document_ids": document_ids}
-        return super().forward(query, key_padding_mask=key_padding_mask, **options), None
+        options: Any = {"position_index": position_index, "document_ids": document_ids}
+        out: Any = super().forward(query, key_padding_mask=key_padding_mask, **options)
+        return out, None
 
 
 class MultiheadLinearAttention(MultiheadSelfAttention, LinearAttention):

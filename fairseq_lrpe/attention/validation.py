@@ -1,9 +1,12 @@
 """Validation of the arguments of attention modules."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fairseq_lrpe.encodings import Encoding
+from fairseq_lrpe.ops.position_index import PositionIndex
 
 
 def check_inputs(x: Tensor, keys: Tensor | None, embed_dim: int) -> None:
@@ -17,7 +20,9 @@ def check_inputs(x: Tensor, keys: Tensor | None, embed_dim: int) -> None:
         raise ValueError(f"keys must have the shape {tuple(x.shape)} of x, not {tuple(keys.shape)}")
 
 
-def check_documents(encoding: Encoding, memory, state, return_state: bool, position_index) -> None:
+def check_documents(
+    encoding: Encoding, memory: Any, state: Any, return_state: bool, position_index: PositionIndex | None
+) -> None:
     """Raises a ValueError for arguments and scaled angles that packed documents do not support."""
     if memory is not None or state is not None or return_state or position_index is not None:
         raise ValueError(

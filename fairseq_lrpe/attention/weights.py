@@ -1,5 +1,7 @@
 """Attention weights by their definition, in O(L²) time, for plots."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -46,21 +48,23 @@ def attention_weights(
     if isinstance(attention, DeltaAttention):
         if gates is None:
             gates = attention.gates(q.new_zeros(q.size(0), q.size(2), attention.embed_dim))
-        weights, _ = attention.associate(q, k, values, gates, context)
-        return weights / weights.abs().sum(-1, keepdim=True).clamp(min=1e-6)
+        signed, _ = attention.associate(q, k, values, gates, context)
+        return signed / signed.abs().sum(-1, keepdim=True).clamp(min=1e-6)
     if isinstance(attention, LinearAttention):
         q = attention.feature_map(q)
         k = attention.feature_map(k)
-        options = {"log_decay": attention.log_decay(context, q), "normalize": False, "backend": "reference"}
-        weights = linear_attention(*encoding(q, k, context), values, causal=True, **options)
-        sums = weights if attention.linear_norm == "denominator" else (q @ k.mT).tril()
+        log_decay = attention.log_decay(context, q)
+        options: Any = {"log_decay": log_decay, "normalize": False, "backend": "reference"}
+        weights: Any = linear_attention(*encoding(q, k, context), values, causal=True, **options)
+        sums: Any = weights if attention.linear_norm == "denominator" else (q @ k.mT).tril()
         if attention.linear_norm == "content":
             sums = linear_attention(q, k, values, causal=True, **options)
         return weights / sums.sum(-1, keepdim=True).clamp(min=1e-6)
     scores = softmax_scores(encoding, *encoding(q, k, context), context)
     hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    if attention.window:
-        hidden = hidden | torch.ones_like(hidden).tril(-attention.window)
+    window: Any = attention.window
+    if window:
+        hidden = hidden | torch.ones_like(hidden).tril(-window)
     scores = scores.masked_fill(hidden, float("-inf"))
     return scores.exp() if log_weights(encoding) else scores.softmax(-1)
 

@@ -11,7 +11,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from fairseq_lrpe import __version__
+import fairseq_lrpe
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser
 from fairseq_lrpe.utils.cpu import cpu_name
 
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
 def describe_environment() -> dict[str, str]:
     """Returns {part of the environment: its description in one line}."""
     described = {
-        "fairseq_lrpe": f"{__version__}{_revision()}",
+        "fairseq_lrpe": f"{fairseq_lrpe.__version__}{_revision()}",
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "OS": platform.platform(),
         "CPU": f"{cpu_name()}, {os.cpu_count()} cores",

@@ -16,7 +16,7 @@ from fairseq_lrpe.ops.position_index import as_positions
 from fairseq_lrpe.ops.precision import Float32Parameters
 from fairseq_lrpe.utils.suggest import check_choice
 
-ENCODINGS = {}
+ENCODINGS: "dict[str, type[Encoding]]" = {}
 
 
 class Encoding(Traits, Float32Parameters):

@@ -10,7 +10,7 @@ from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.spe import GatedSPE
 from fairseq_lrpe.ops.constants import Constants, normal_noise
-from fairseq_lrpe.ops.position_index import as_positions, integer_positions
+from fairseq_lrpe.ops.position_index import PositionIndex, as_positions, integer_positions
 from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.relative import expand_distances
 
@@ -68,7 +68,7 @@ class ConvSPE(GatedSPE):
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         q_offset = context.q_offset
         k_offset = context.k_offset
-        if as_positions(q_offset).is_consecutive or q_offset.max_position < _MAX_INDEXED_POSITIONS:
+        if not isinstance(q_offset, PositionIndex) or q_offset.max_position < _MAX_INDEXED_POSITIONS:
             codes = self._consecutive_codes(_range(q, q_offset), _range(k, k_offset))
         else:
             codes = self._far_codes()
@@ -93,7 +93,7 @@ class ConvSPE(GatedSPE):
             positions = _range(x, offset)
             window = noise.narrow(2, positions.start - first, len(positions) + kernel.size(-1) - 1)
             codes = self._codes(kernel, window, constant)
-            if as_positions(offset).is_consecutive:
+            if not isinstance(offset, PositionIndex):
                 return codes
             return codes[:, :, integer_positions(offset.query_positions)]
 
@@ -102,7 +102,7 @@ class ConvSPE(GatedSPE):
     def _far_codes(self):
         """Returns a function that computes matrices only for the blocks that contain a given position."""
         shape = self.num_heads, self.head_dim, _BLOCK_SIZE, self.head_dim
-        drawn = collections.defaultdict(lambda: self.random_noise(*shape))
+        drawn: dict[int, Tensor] = collections.defaultdict(lambda: self.random_noise(*shape))
         block = drawn.__getitem__ if self.training else self._fixed_block
 
         def codes(x, kernel, offset, constant):
@@ -152,6 +152,5 @@ class ConvSPE(GatedSPE):
 
 def _range(x, offset):
     """Returns the range of the positions of x."""
-    positions = as_positions(offset)
-    end = positions.end(x.size(-2))
-    return range(offset, end) if positions.is_consecutive else range(end)
+    end = as_positions(offset).end(x.size(-2))
+    return range(end) if isinstance(offset, PositionIndex) else range(offset, end)

@@ -59,6 +59,7 @@ class DAPE(ScoresMixin, DistanceBias):
         if isinstance(self.prior, KERPLE):
             return self.prior.values(distance)
         decay = self.prior.log_decay(Context(device=distance.device))
+        assert decay is not None  # ALiBi has one
         return decay[:, None].to(distance.device, distance.dtype) * distance
 
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:

@@ -9,7 +9,7 @@ from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.layers import embedding_rows
-from fairseq_lrpe.ops.position_index import as_positions
+from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_shift
 
 
@@ -58,7 +58,7 @@ class DeBERTa(ScoresMixin, Encoding):
         q_offset = context.q_offset
         columns = distance_slice(key_distances, queries, keys, q_offset, self.causal)
         content_to_position = relative_shift((q * self.scale) @ to_key[..., columns], keys, q_offset)
-        if not as_positions(q_offset).is_consecutive:
+        if isinstance(q_offset, PositionIndex):
             index = q_offset.distance_index().mT.expand(*k.shape[:-1], queries)
             return content_to_position + ((k * self.scale) @ to_query).gather(-1, index).mT
 
@@ -73,11 +73,11 @@ class DeBERTa(ScoresMixin, Encoding):
             blocks.append(relative_shift(block @ to_query[..., columns], queries).flip(-2, -1))
         return content_to_position + torch.cat(blocks, dim=-2).mT
 
-    def _project_distances(self, projection, device, sign, *distances):
+    def _project_distances(self, projection, device, sign, queries, keys, q_offset, causal):
         """Returns the projected embeddings (H, d, W) of the distances of a score matrix."""
         options = (self.k, sign)
-        clamp = self.clamp_length
-        rows = distance_table(relative_index, options, *distances, device, clamp=clamp)
+        distances = queries, keys, q_offset, causal
+        rows = distance_table(relative_index, options, *distances, device, clamp=self.clamp_length)
         embeddings = embedding_rows(self.rel_embeddings, 2 * self.k, device)
         select_first = len(rows) < len(embeddings)
         projected = projection(embeddings[rows]) if select_first else projection(embeddings)[rows]

@@ -47,6 +47,8 @@ class FIRE(ScoresMixin, Encoding):
     uses_absolute_positions = True
     float32_parameters = ("c", "multiplier", "threshold")
 
+    threshold: Tensor
+
     def __init__(self, *, width: int = 32, threshold: int = 0, **shared):
         super().__init__(**shared)
         if width < 1 or threshold < 0:

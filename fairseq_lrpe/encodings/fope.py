@@ -44,6 +44,9 @@ class FoPE(TableEncoding):
 
     uses_absolute_positions = True
     float32_parameters = ("cosine", "sine", "length")
+    cosine: Tensor
+    sine: Tensor
+    length: Tensor
 
     def __init__(self, *, sigma: float = 0.3, length: int = 0, **shared):
         super().__init__(**shared)

@@ -1,5 +1,7 @@
 """LRPE: linearized relative positional encoding, the unitary family."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +12,6 @@ from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.orthogonal import cayley
 from fairseq_lrpe.ops.permutation import (
     PermutationBuffer,
-    PermutationTable,
     inverse_permutation,
     odd_even_permutation,
     permutation_powers,
@@ -138,7 +139,7 @@ class LRPE(PermutationBuffer, RotaryEncoding):
             self.generator = nn.Parameter(torch.zeros(d * (d - 1) // 2))
 
     @property
-    def rotated_features(self) -> str:
+    def rotated_features(self) -> str:  # type: ignore[override]  # read only, because the core decides
         if self.core == "permutation":
             return "all"
         return "halves" if self.core == "unitary" and self.rotation != "fft" else "pairs"
@@ -156,7 +157,7 @@ class LRPE(PermutationBuffer, RotaryEncoding):
             return rotate_halves(k, table)
         return rotate_pairs(k, table)
 
-    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor | PermutationTable:
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Any:
         """Returns Λ^(s) for the positions of x, as gather indices of π^s or as phases e^{isα}."""
         length = x.size(-2)
         if self.core == "permutation":
@@ -172,7 +173,7 @@ class LRPE(PermutationBuffer, RotaryEncoding):
         scaling = self.scaling_at(offset, length)
         return theta if scaling is None else scaling.scale(theta, self.rotated_width)
 
-    def encode(self, x: Tensor, table: Tensor | PermutationTable) -> Tensor:
+    def encode(self, x: Tensor, table: Any) -> Tensor:
         """Returns Λ^(s) P x."""
         dtype = x.dtype
         if self.rotation == "householder":

@@ -48,6 +48,8 @@ class ScoresMixin:
     bias.
     """
 
+    scale: float  # of Encoding
+
     log_weights = False
     """Whether :meth:`scores` returns the logarithms of the weights, which then need not sum to 1."""
 
@@ -86,6 +88,8 @@ class ScoresMixin:
 class ValuesMixin:
     """Mixin for encodings that transform values before attention, or outputs after it."""
 
+    name: str  # of Encoding
+
     needs_weights = False
     """Whether softmax attention passes its weights to :meth:`decode_output`."""
 
@@ -119,6 +123,8 @@ class ValuesMixin:
 class InputsMixin:
     """Mixin for encodings that depend on the inputs of the attention layer."""
 
+    name: str  # of Encoding
+
     left_context = 0
     """Number of preceding inputs that :meth:`input_features` needs."""
 
@@ -138,6 +144,8 @@ class InputsMixin:
 
 class ShiftMixin:
     """Mixin for encodings of keys that can be moved after encoding, as a memory of running sums requires."""
+
+    name: str  # of Encoding
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         """Returns the encoding of the same keys at positions smaller by ``shift``.

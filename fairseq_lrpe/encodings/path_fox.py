@@ -34,7 +34,9 @@ class PaTHFoX(ForgetGate, PaTH):
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         reflected, gates = context.prepared
         scores = PaTH.scores(self, q, k, context._replace(prepared=reflected))
-        return scores + decay_bias(q, k, context._replace(prepared=gates))
+        bias = decay_bias(q, k, context._replace(prepared=gates))
+        assert bias is not None  # a forget gate is a decay
+        return scores + bias
 
     def cached_keys(self, k: Tensor, context: Context) -> Tensor:
         return PaTH.cached_keys(self, k, context._replace(prepared=context.prepared[0]))

@@ -54,13 +54,15 @@ class RotaryEncoding(TableEncoding):
         """
         if self.rope_scaling is None or self.rope_scaling.type != "dynamic":
             return
+        trained_length = self.rope_scaling.original_length
+        assert trained_length is not None  # dynamic scaling requires it
         keys = as_positions(context.k_offset)
         end = keys.end(k.size(-2))
         q_end = as_positions(context.q_offset).end(q.size(-2))
-        if max(end, q_end) > self.rope_scaling.original_length and (q_end != end or keys.first()):
+        if max(end, q_end) > trained_length and (q_end != end or keys.first()):
             raise ValueError(
                 "dynamic scaling encodes all keys with the angles of the current length, which cached keys "
-                f"do not have after {self.rope_scaling.original_length} positions: use ntk, such as ntk:4"
+                f"do not have after {trained_length} positions: use ntk, such as ntk:4"
             )
 
     def check_shift(self) -> None:
@@ -106,6 +108,7 @@ def scale_rotations(module: nn.Module, scaling: RopeScaling | None) -> None:
             "lrpe's permutation core"
         )
     for encoding in encodings:
+        assert isinstance(encoding, RotaryEncoding)
         encoding.rope_scaling = scaling
         if scaling is not None and scaling.divisors:
             encoding.position_table(torch.zeros(1, encoding.num_heads, 1, encoding.head_dim), 0)  # raises

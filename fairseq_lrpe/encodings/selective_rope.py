@@ -72,7 +72,7 @@ class SelectiveRoPE(AccumulatedRotation):
         if init_std:
             for weight in (self.w_in.weight, self.w_out.weight, self.convolution):
                 nn.init.normal_(weight, std=init_std)
-            if gate:
+            if self.angle_gate is not None:
                 nn.init.normal_(self.angle_gate.weight, std=init_std)
                 nn.init.zeros_(self.angle_gate.bias)
 

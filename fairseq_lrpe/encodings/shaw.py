@@ -100,6 +100,7 @@ class Shaw(ValuesMixin, Encoding):
     def decode_output(self, o: Tensor, context: Context = START, weights: Tensor | None = None) -> Tensor:
         if weights is None:
             return o
-        levels = self._levels(*weights.shape[-2:], context.q_offset, weights)
+        queries, keys = weights.shape[-2:]
+        levels = self._levels(queries, keys, context.q_offset, weights)
         sums = weights.new_zeros(*weights.shape[:3], self.k_after + self.k + 1)
         return o + sums.scatter_add(-1, levels, weights) @ self._vectors("w_v", weights)

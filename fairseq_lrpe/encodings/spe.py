@@ -1,5 +1,7 @@
 """Stochastic positional encoding (SPE): the base class and SineSPE."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +37,7 @@ class GatedSPE(ShiftMixin, Encoding):
     @property
     def noise(self) -> Tensor:
         """The fixed noise (draws, H, d, R) of all calls outside of training."""
-        options = {"device": self.gate.device, "dtype": self.gate.dtype}
+        options: Any = {"device": self.gate.device, "dtype": self.gate.dtype}
         return constant(normal_noise, self.layer, *self.noise_shape, **options)
 
     def draw(self) -> Tensor:

@@ -22,8 +22,8 @@ def relative_bucket(distance: Tensor, causal: bool, buckets: int, max_distance: 
     distance_abs = distance.clamp(min=0) if causal else distance.abs()
     # Comparing distances with the integer lower bounds of the logarithmic buckets avoids rounding errors.
     growth = (max_distance / exact) ** (1 / (side - exact))
-    starts = [math.ceil(exact * growth**m - 1e-9) for m in range(1, side - exact)]
-    starts = torch.tensor(starts, device=distance.device)
+    bounds = [math.ceil(exact * growth**m - 1e-9) for m in range(1, side - exact)]
+    starts = torch.tensor(bounds, device=distance.device)
     logarithmic = exact + torch.bucketize(distance_abs, starts, right=True)
     bucket = torch.where(distance_abs < exact, distance_abs, logarithmic)
     return bucket if causal else bucket + side * (distance < 0)

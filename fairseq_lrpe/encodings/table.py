@@ -1,6 +1,7 @@
 """Base class of encodings that transform q and k by a table with a row for each position."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,16 +32,17 @@ class TableEncoding(ShiftMixin, Encoding):
     they share one table, and on a GPU they are encoded together.
     """
 
-    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Tensor:
+    def position_table(self, x: Tensor, offset: int | PositionIndex) -> Any:
         """Returns the table for the positions of x (B, H, L, d), (..., L, n)."""
         raise NotImplementedError
 
-    def encode(self, x: Tensor, table: Tensor) -> Tensor:
+    def encode(self, x: Tensor, table: Any) -> Tensor:
         """Returns the encoded x (B, H, L, d), whose last dimension may be larger than d."""
         raise NotImplementedError
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         q_table, k_table = position_tables(self.position_table, q, k, context)
         if q_table is k_table and q.shape == k.shape and _starts_kernels(q):
-            return self.encode(torch.cat([q, k]), q_table).chunk(2)
+            q, k = self.encode(torch.cat([q, k]), q_table).chunk(2)
+            return q, k
         return self.encode(q, q_table), self.encode(k, k_table)

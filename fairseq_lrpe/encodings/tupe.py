@@ -11,7 +11,7 @@ from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.encodings.t5 import relative_bucket
 from fairseq_lrpe.ops.layers import embedding_rows, is_unchanged
-from fairseq_lrpe.ops.position_index import as_positions
+from fairseq_lrpe.ops.position_index import PositionIndex, as_positions
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 BUCKETS = 32
@@ -64,17 +64,20 @@ class TUPE(ScoresMixin, Encoding):
         if relative_bias:
             self.buckets = nn.Embedding(BUCKETS + self.cls, self.num_heads)
         for module in self.children():
-            if module is not self.norm:
+            if isinstance(module, nn.Embedding | nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
         for projection in (self.to_query, self.to_key):
             nn.init.zeros_(projection.bias)
 
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         q_offset = context.q_offset
-        positions = as_positions(q_offset)
-        end = positions.end(q.size(-2))
-        first = q_offset if positions.is_consecutive else 0
-        last = max(end, k.size(-2)) - 1 if positions.is_consecutive else q_offset.max_position
+        end = as_positions(q_offset).end(q.size(-2))
+        if isinstance(q_offset, PositionIndex):
+            first = 0
+            last = q_offset.max_position
+        else:
+            first = q_offset
+            last = max(end, k.size(-2)) - 1
         if last >= self.max_positions:
             raise ValueError(
                 f"tupe has a table of {self.max_positions:,} positions, and position {last:,} is beyond it: "
@@ -115,10 +118,10 @@ class TUPE(ScoresMixin, Encoding):
         positions = as_positions(q_offset)
         i = positions.values(queries, q.device)
         j = positions.key_values(keys, q.device)
-        if positions.is_consecutive:
-            bias = position_q[:, q_offset - first : q_offset - first + queries] @ position_k[..., :keys]
-        else:
+        if isinstance(q_offset, PositionIndex):
             bias = position_q[:, i] @ position_k[..., j]
+        else:
+            bias = position_q[:, q_offset - first : q_offset - first + queries] @ position_k[..., :keys]
         if self.relative_bias:
             options = (self.causal, BUCKETS, MAX_DISTANCE)
             bucket = distance_table(relative_bucket, options, queries, keys, q_offset, self.causal, q.device)

@@ -46,7 +46,7 @@ class XL(ScoresMixin, Encoding):
     table = staticmethod(sinusoids)
 
     @property
-    def query_bias(self) -> Tensor | None:
+    def query_bias(self) -> Tensor | None:  # type: ignore[override]  # read only, because it is a parameter
         return self.u
 
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:

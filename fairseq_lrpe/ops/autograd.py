@@ -5,6 +5,7 @@ differentiate, batch and export. ``plain`` replaces the hand-written passes wher
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,12 +27,12 @@ def is_transformed() -> bool:
     return is_in_transform()
 
 
-def apply(function: type[torch.autograd.Function], *args):
+def apply(function: Any, *args) -> Any:
     """Returns ``function.apply(*args)``, or ``function.plain(*args)`` if :func:`is_transformed`."""
     return function.plain(*args) if is_transformed() else function.apply(*args)
 
 
-def recompute(function: Callable, *args, **options):
+def recompute(function: Callable, *args, **options) -> Any:
     """Returns ``function(*args)``, whose activations are recomputed in the backward pass, not stored.
 
     The activations are stored if :func:`is_transformed`, because ``torch.func`` does not support

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ constant = Constants(maxsize=32)
 """The cache that all modules share; see :class:`Constants`."""
 
 
-def derived(function: Callable, tensor: Tensor, *arguments):
+def derived(function: Callable, tensor: Tensor, *arguments) -> Any:
     """Returns ``function(tensor, *arguments)``, from a cache if ``tensor`` never changes.
 
     Args:

@@ -1,6 +1,7 @@
 """Products of queries and keys whose features decay with the distance, at constant or varying rates."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -151,7 +152,7 @@ def block_products(sums: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
     length = sums.size(-2)
     i = torch.arange(length, device=sums.device)
     size = 1 << max(0, length - 1).bit_length()
-    products = []
+    products: list[tuple[Tensor, Tensor, Tensor]] = []
     while True:
         start = i - i % size
         middle = (start + max(0, size // 2 - 1)).clamp(max=length - 1)
@@ -245,7 +246,7 @@ def products_inside(q: Tensor, k: Tensor, sums: Tensor) -> Tensor:
     """
     if not _can_read(sums):
         return FeatureProducts(q, k, sums).scores()
-    total = 0
+    total: Any = 0
     for mask, a, b in block_products(sums):
         total = total + mask.to(q) * ((q * a.to(q)) @ (k * b.to(q)).mT)
     return total

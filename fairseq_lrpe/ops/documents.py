@@ -5,7 +5,7 @@ because the document becomes a row of a batch, with padding only after it.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class DocumentGroup(NamedTuple):
         places: index of each token among the count·length places of the batch, (n,).
     """
 
-    count: int
+    count: int  # type: ignore[assignment]  # a field may be named as a method of tuples
     length: int
     tokens: Tensor
     places: Tensor
@@ -102,7 +102,8 @@ class Documents(NamedTuple):
             indices = tokens.to(document_ids.device), places.to(document_ids.device)
             groups.append(DocumentGroup(int(members.sum()), longest, *indices))
         order = torch.cat([group.tokens for group in groups]).argsort()
-        return cls(tuple(numbers.shape), groups, order)
+        batch, length = numbers.shape
+        return cls((batch, length), groups, order)
 
 
 def _group(lengths):
@@ -133,7 +134,7 @@ def document_ids_from_cu_seqlens(cu_seqlens: Tensor) -> Tensor:
 
 
 def by_document(
-    function: Callable[..., Tensor],
+    function: Callable[..., Any],
     document_ids: Tensor | Documents,
     *,
     causal: bool,
@@ -154,10 +155,9 @@ def by_document(
         ValueError: if an input does not have the shape (B, L, ...), and as :meth:`Documents.from_ids` does.
         TypeError: if ``document_ids`` are not a tensor of integers.
     """
-    is_read = isinstance(document_ids, Documents)
-    documents = document_ids if is_read else Documents.from_ids(document_ids)
-    inputs = {name: x for name, x in inputs.items() if x is not None}
-    for x in inputs.values():
+    documents = document_ids if isinstance(document_ids, Documents) else Documents.from_ids(document_ids)
+    given = {name: x for name, x in inputs.items() if x is not None}
+    for x in given.values():
         if x.shape[:2] != documents.shape:
             raise ValueError(
                 f"document_ids must have shape {tuple(x.shape[:2])} of the tokens, not {documents.shape}"
@@ -167,7 +167,7 @@ def by_document(
         key_padding_mask = torch.zeros(documents.shape, dtype=torch.bool, device=x.device)
     outputs = []
     for group in documents.groups:
-        rows = {name: group.rows(x) for name, x in inputs.items()}
+        rows = {name: group.rows(x) for name, x in given.items()}
         mask = None if key_padding_mask is None else group.rows(key_padding_mask, padding=True)
         outputs.append(group.without_padding(function(**rows, key_padding_mask=mask)))
     out = torch.cat(outputs)

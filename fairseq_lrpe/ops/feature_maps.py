@@ -1,9 +1,11 @@
 """Feature maps ϕ of linear attention, which keep the number of features."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import apply
 
@@ -42,7 +44,7 @@ def _identity(x):
     return x
 
 
-FEATURE_MAPS = {
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": _elu,  # Katharopoulos et al. 2020, Eq. 7
     "relu": F.relu,  # cosFormer, Qin et al. 2022
     "softplus": F.softplus,

@@ -1,5 +1,7 @@
 """Computation in float64, also for devices without it."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ FLOAT64_DEVICES = ("cpu", "cuda")
 """Types of devices that have float64."""
 
 
-def float64_options(device: torch.device | str) -> dict:
+def float64_options(device: torch.device | str) -> dict[str, Any]:
     """Returns the keyword arguments ``device`` and ``dtype`` of float64 tensors for operands on ``device``.
 
     CPUs and CUDA GPUs have float64. For other devices, such as Apple's MPS, which may lack it, the options

@@ -23,6 +23,6 @@ def is_unchanged(layer: nn.Module, cls: type[nn.Module]) -> bool:
 
 def embedding_rows(embedding: nn.Module, count: int, device: torch.device) -> Tensor:
     """Returns the first ``count`` rows of an embedding table."""
-    if is_unchanged(embedding, nn.Embedding):
+    if isinstance(embedding, nn.Embedding) and is_unchanged(embedding, nn.Embedding):
         return embedding.weight[:count]
     return embedding(torch.arange(count, device=device))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import apply, is_transformed
 from fairseq_lrpe.ops.constants import is_tracing
-from fairseq_lrpe.ops.position_index import PositionIndex, as_positions, integer_positions
+from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 from fairseq_lrpe.ops.precision import Float32Parameters
 from fairseq_lrpe.ops.torch_internals import assert_in_kernel, outside_modes
 
@@ -36,7 +36,7 @@ def odd_even_permutation(width: int, device: torch.device | str = "cpu") -> Tens
 class PermutationTable(NamedTuple):
     """Gather indices (..., L, d) of a permutation for each position, and those of its inverse."""
 
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # a field may be named as a method of tuples
     inverse: Tensor
 
 
@@ -143,7 +143,8 @@ class PermutationBuffer(Float32Parameters):
         if not self._stores_table(offset, length):
             return permutation_table(self.permutation, offset, length)
         stored = self._buffers["permutation"]
-        if as_positions(offset).is_consecutive:
+        assert stored is not None  # _stores_table
+        if not isinstance(offset, PositionIndex):
             return self._stored_table(stored, offset, length)
         table = self._stored_table(stored, 0, offset.max_position + 1)
         positions = integer_positions(offset.query_positions)
@@ -155,7 +156,7 @@ class PermutationBuffer(Float32Parameters):
             return False
         if stored.device.type == "mps":  # which has no assertions
             return False
-        if not as_positions(offset).is_consecutive:
+        if isinstance(offset, PositionIndex):
             if offset.max_position >= max(_MIN_STORED_POSITIONS, offset.query_positions.numel()):
                 return False
             offset, length = 0, offset.max_position + 1
@@ -190,7 +191,7 @@ def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length:
     Raises:
         ValueError: for a negative offset.
     """
-    if not as_positions(offset).is_consecutive:
+    if isinstance(offset, PositionIndex):
         positions = integer_positions(offset.query_positions)
         if offset.max_position < positions.numel():
             return permutation_powers(permutation, 0, offset.max_position + 1)[..., positions, :]

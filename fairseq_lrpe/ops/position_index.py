@@ -48,9 +48,15 @@ class ConsecutivePositions(NamedTuple):
 
     start: int
 
-    is_consecutive = True
-    coordinate_shape = ()
-    distances = None
+    @property
+    def coordinate_shape(self) -> tuple[int, ...]:
+        """The shape of a position."""
+        return ()
+
+    @property
+    def distances(self) -> None:
+        """None, because tables have the values of all possible distances."""
+        return None
 
     def block(self, start: int, count: int, keys: int | None = None) -> int:
         """Returns the offset of ``count`` queries from ``start`` on."""
@@ -101,8 +107,6 @@ class PositionIndex(NamedTuple):
     key_positions: Tensor
     max_position: int
     distances: Tensor | None = None
-
-    is_consecutive = False
 
     @property
     def coordinate_shape(self) -> tuple[int, ...]:
@@ -172,9 +176,9 @@ def as_positions(offset: int | PositionIndex) -> ConsecutivePositions | Position
 
 def same_positions(a: int | PositionIndex, b: int | PositionIndex, a_length: int, b_length: int) -> bool:
     """Returns whether two offsets, with the numbers of their positions, certainly give the same positions."""
-    if as_positions(a).is_consecutive and as_positions(b).is_consecutive:
-        return a == b and a_length == b_length
-    return a is b
+    if isinstance(a, PositionIndex) or isinstance(b, PositionIndex):
+        return a is b
+    return a == b and a_length == b_length
 
 
 def check_token_positions(index: PositionIndex, length: int, axes: int, ascending: bool) -> PositionIndex:
@@ -280,8 +284,7 @@ def coordinates(offset: int | PositionIndex, length: int, device: torch.device) 
         length: number of positions.
         device: device of the model; see :func:`fairseq_lrpe.ops.float64.float64_options`.
     """
-    positions = as_positions(offset)
-    if positions.is_consecutive:
+    if not isinstance(offset, PositionIndex):
         return torch.arange(offset, offset + length, **float64_options(device))[:, None]
-    values = to_float64(positions.values(length, device))
+    values = to_float64(offset.values(length, device))
     return values if values.dim() > 1 else values[:, None]

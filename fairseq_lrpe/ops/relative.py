@@ -60,7 +60,9 @@ def distance_table(
     return torch.cat([rows[:1].expand(clamped, *rows.shape[1:]), rows]) if clamped else rows
 
 
-def distance_slice(matrix: tuple, queries: int, keys: int, q_offset: int, causal: bool) -> slice:
+def distance_slice(
+    matrix: tuple, queries: int, keys: int, q_offset: int | PositionIndex, causal: bool
+) -> slice:
     """Returns the part of a score matrix's list of distances that belongs to a block of the matrix.
 
     Args:
@@ -70,10 +72,9 @@ def distance_slice(matrix: tuple, queries: int, keys: int, q_offset: int, causal
         q_offset: position of the block's first query.
         causal: as in ``matrix``.
     """
-    positions = as_positions(q_offset)
-    if not positions.is_consecutive:
+    if isinstance(q_offset, PositionIndex):
         return slice(None)  # all blocks have the same list
-    first, last = positions.distance_range(queries, keys, causal)
+    first, last = as_positions(q_offset).distance_range(queries, keys, causal)
     all_queries, all_keys, offset, is_causal = matrix
     start, _ = as_positions(offset).distance_range(all_queries, all_keys, is_causal)
     return slice(start - first, start - last + 1)
@@ -99,7 +100,7 @@ def relative_shift(x: Tensor, keys: int, q_offset: int | PositionIndex = 0) -> T
     Returns:
         The scores (..., Lq, Lk), a view of x for consecutive positions.
     """
-    if not as_positions(q_offset).is_consecutive:
+    if isinstance(q_offset, PositionIndex):
         return x.gather(-1, q_offset.distance_index().expand(*x.shape[:-1], keys))
     return apply(_RelativeShift, x.contiguous(), keys)
 
@@ -129,7 +130,7 @@ def expand_distances(x: Tensor, queries: int, keys: int, q_offset: int | Positio
 
     For consecutive positions, out[..., i, j] = x[..., j − i + Lq − 1], or 0 beyond the end of x.
     """
-    if not as_positions(q_offset).is_consecutive:
+    if isinstance(q_offset, PositionIndex):
         return x[..., q_offset.distance_index()]
     missing = max(0, queries + keys - x.size(-1))  # the shift needs more columns than keys
     x = F.pad(x, (0, missing))

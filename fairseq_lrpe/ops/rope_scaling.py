@@ -79,7 +79,7 @@ class RopeScaling:
             )
         if self.divisors and not all(0 < divisor < math.inf for divisor in self.divisors):
             raise ValueError(f"the divisors of longrope scaling must be positive, not {self.divisors}")
-        if self.type == "longrope" and self.original_length < 2:
+        if self.type == "longrope" and self._length < 2:
             raise ValueError("longrope scaling needs a length in training of at least 2")
 
     @classmethod
@@ -115,6 +115,16 @@ class RopeScaling:
             )
         return cls(name, factor, original_length, divisors)
 
+    @property
+    def _factor(self) -> float:
+        assert self.factor is not None  # checked by __post_init__
+        return self.factor
+
+    @property
+    def _length(self) -> int:
+        assert self.original_length is not None  # checked by __post_init__
+        return self.original_length
+
     def __str__(self) -> str:
         """Returns the text that :meth:`parse` accepts."""
         factor = 1 if self.factor is None else self.factor
@@ -129,9 +139,9 @@ class RopeScaling:
     def attention_factor(self) -> float:
         """The factor of queries and of keys; scores are multiplied by its square."""
         if self.type == "yarn":
-            return 0.1 * math.log(self.factor) + 1
+            return 0.1 * math.log(self._factor) + 1
         if self.type == "longrope":
-            return math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+            return math.sqrt(1 + math.log(self._factor) / math.log(self._length))
         return 1.0
 
     def at_length(self, length: int) -> "RopeScaling | None":
@@ -141,10 +151,10 @@ class RopeScaling:
         """
         if self.type != "dynamic":
             return self
-        if length <= self.original_length:
+        if length <= self._length:
             return None
         factor = self.factor or 1
-        return replace(self, type="ntk", factor=factor * length / self.original_length - (factor - 1))
+        return replace(self, type="ntk", factor=factor * length / self._length - (factor - 1))
 
     def scale(self, theta: Tensor, width: int, base: float = ROPE_BASE) -> Tensor:
         """Returns the scaled angles; the result is differentiable in ``theta``.
@@ -158,24 +168,25 @@ class RopeScaling:
             ValueError: if longrope has another number of divisors than angles.
         """
         if self.type == "linear":
-            return theta / self.factor
+            return theta / self._factor
         if self.type == "ntk":
             n = theta.size(-1)
             t = torch.arange(n, dtype=theta.dtype, device=theta.device)
-            return theta * self.factor ** (-t / max(1, n - 1))
+            return theta * self._factor ** (-t / max(1, n - 1))
         if self.type == "longrope":
-            if len(self.divisors) != theta.size(-1):
+            divisors = self.divisors or ()
+            if len(divisors) != theta.size(-1):
                 raise ValueError(
                     f"longrope scaling needs {theta.size(-1)} divisors, one for each angle, not "
-                    f"{len(self.divisors)}"
+                    f"{len(divisors)}"
                 )
-            return theta / torch.tensor(self.divisors, dtype=theta.dtype, device=theta.device)
+            return theta / torch.tensor(divisors, dtype=theta.dtype, device=theta.device)
         kept = self._kept_share(theta, width, base)
-        return theta * (kept + (1 - kept) / self.factor)
+        return theta * (kept + (1 - kept) / self._factor)
 
     def _kept_share(self, theta, width, base):
         """Returns γ, the share of each angle that is not divided by s (yarn and llama3)."""
-        rotation = 2 * math.pi / self.original_length  # the angle of one rotation in the training
+        rotation = 2 * math.pi / self._length  # the angle of one rotation in the training
         size = theta.abs()
         if self.type == "llama3":
             return ((size / rotation - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)).clamp(0, 1)

@@ -1,6 +1,7 @@
 """Rotations of feature pairs by angles that are proportional to the position."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant, is_tracing
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
-from fairseq_lrpe.ops.position_index import PositionIndex, as_positions, integer_positions
+from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
 from fairseq_lrpe.ops.rope_scaling import ROPE_BASE, RopeScaling
 
 THETA_TYPES = ("a", "b", "c")
@@ -70,7 +71,7 @@ def phases(theta: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
         length: number of positions.
     """
     theta = to_float64(theta)
-    if not as_positions(offset).is_consecutive:
+    if isinstance(offset, PositionIndex):
         s = integer_positions(offset.query_positions).to(theta.device)
         if offset.max_position < s.numel():
             return phases(theta, 0, offset.max_position + 1)[s]
@@ -83,7 +84,8 @@ def phases(theta: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
 
 
 def _table(angle_arguments, first, size, device):
-    return phases(rotary_angles(*angle_arguments, device=device), first, size)
+    options: Any = {"device": device}
+    return phases(rotary_angles(*angle_arguments, **options), first, size)
 
 
 def cached_phases(
@@ -95,7 +97,7 @@ def cached_phases(
     phases that torch traces, are computed without a table.
     """
     theta_options = float64_options(device)
-    if not as_positions(offset).is_consecutive:
+    if isinstance(offset, PositionIndex):
         if offset.max_position < max(_MAX_INDEXED_TABLE_SIZE, offset.query_positions.numel()):
             table = cached_phases(angle_arguments, 0, offset.max_position + 1, dtype, device)
             return table[integer_positions(offset.query_positions)]

@@ -5,6 +5,7 @@ Releases of torch may rename them; ``tests/ops/test_torch_internals.py`` fails i
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager:
     return _disable_current_modes()
 
 
-def mark_constant(function):
+def mark_constant(function: Any) -> Any:
     """Returns the function, whose result torch.compile stores instead of tracing it.
 
     ``torch.compiler.assume_constant_result`` does the same, but imports the compiler, which takes seconds.

@@ -8,7 +8,7 @@ from torch import Tensor
 from fairseq_lrpe.ops.position_index import integer_positions
 from fairseq_lrpe.ops.precision import Float32Parameters
 
-POSITIONS = {}
+POSITIONS: "dict[str, type[AbsolutePosition]]" = {}
 
 
 class AbsolutePosition(Float32Parameters):
@@ -30,7 +30,8 @@ class AbsolutePosition(Float32Parameters):
 
     additive = False
     """Whether the output is x + p, where p does not depend on the embeddings x."""
-    left_context = right_context = 0
+    left_context: float = 0
+    right_context: float = 0
     """Number of preceding or following rows on which a row of the output depends; math.inf means all rows.
 
     If ``left_context`` is math.inf, decoding calls :meth:`step`, which continues from a state.

@@ -1,6 +1,7 @@
 """CAPE: sinusoidal positions that are shifted and scaled at random in training."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class CAPE(AbsolutePosition):
         if self.training:
             positions = self._augment(positions)
         width = self.embed_dim
-        options = {"device": positions.device, "dtype": positions.dtype}
+        options: Any = {"device": positions.device, "dtype": positions.dtype}
         theta = constant(rotary_angles, "a", width // 2, width, self.max_positions, **options)
         angles = positions.unsqueeze(-1) * theta
         return x + torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(x)

@@ -41,7 +41,7 @@ class Concatenation(AbsolutePosition):
         positions = self.mask_padding(positions, tokens)
         last = self.last_position(positions)
         angle_arguments = "a", self.embed_dim // 2, self.embed_dim, self.max_positions
-        index = 0
+        index: int | PositionIndex = 0
         if last >= max(_MAX_TABLE_SIZE, positions.numel()):
             rows, positions = positions.unique(return_inverse=True)
             index = PositionIndex(rows, rows, last)

@@ -34,7 +34,7 @@ class Convolution(AbsolutePosition):
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         length = x.size(1)
         padded = x.masked_fill(tokens.eq(self.padding_idx).unsqueeze(-1), 0)
-        padded = F.pad(padded, (0, 0, self.left_context, self.right_context))
+        padded = F.pad(padded, (0, 0, int(self.left_context), int(self.right_context)))
         # Unlike F.conv1d, this gives exactly the same result for single tokens as for whole sequences.
         for j, weight in enumerate(self.weight.to(x.dtype)):
             x = x + weight * padded[:, j : j + length]

@@ -17,6 +17,7 @@ processes only as many chunks at a time as fit a core's cache.
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,12 +46,13 @@ def attend_all_chunks(
     step = size * _MAX_CHUNKS
     if q.size(2) <= step:
         return _attend(q, k, v, args, size)
-    varies = args.log_decay is not None and args.log_decay.size(2) > 1
+    log_decay = args.log_decay
     outputs = []
-    state = args.state
+    state: Any = args.state
     for start in range(0, q.size(2), step):
         rows = slice(start, start + step)
-        decay = args.log_decay[:, :, rows] if varies else args.log_decay
+        varies = log_decay is not None and log_decay.size(2) > 1
+        decay = log_decay[:, :, rows] if log_decay is not None and varies else log_decay
         own = args._replace(log_decay=decay, state=state, return_state=True)
         out, state = _attend(q[:, :, rows], k[:, :, rows], v[:, :, rows], own, size)
         outputs.append(out)

@@ -87,8 +87,8 @@ class _ChunkCausal(torch.autograd.Function):
             part.write(out, o)
             return (past_kv, past_k) if needs_grad else None
 
-        states = run(lambda parts: [process(part) for part in parts], groups)
-        states = chain.from_iterable(chain.from_iterable(states)) if needs_grad else ()
+        results = run(lambda parts: [process(part) for part in parts], groups)
+        states = chain.from_iterable(chain.from_iterable(results)) if needs_grad else ()
         ctx.groups = groups
         ctx.args = args
         ctx.needs_k_sum = needs_k_sum

@@ -96,7 +96,7 @@ class _Bidirectional(torch.autograd.Function):
             rows = q[part].flatten(0, 1)
             shape = own.kv.shape[:2]
             dividend = (rows @ own.kv.flatten(0, 1)).unflatten(0, shape)
-            if args.normalize:
+            if sums is not None:
                 sums[part] = (rows @ own.k_sum.flatten(0, 1)[..., None]).unflatten(0, shape)
                 torch.div(dividend, sums[part].clamp(min=args.eps), out=out[part])
             else:

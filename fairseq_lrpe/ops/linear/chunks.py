@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.feature_products import FeatureProducts
@@ -37,12 +38,14 @@ class Chunks:
         self.q = self.rows(q)
         self.k = self.rows(k)
         self.weights = weights or chunk_weights(log_decay, size, self.length, self.q)
-        self.features = None
+        self.features: FeatureProducts | None = None
         if self.weights.pairs is None:
-            self.features = FeatureProducts(self.by_chunk(self.q), self.by_chunk(self.k), self.weights.sums)
+            sums = self.weights.sums
+            assert sums is not None  # decays of features have sums
+            self.features = FeatureProducts(self.by_chunk(self.q), self.by_chunk(self.k), sums)
         self.v = self.rows(_with_ones(v, args.dtype) if self.needs_sums else v)
 
-    def rows(self, x):
+    def rows(self, x: Tensor) -> Tensor:
         """Returns x (B, H, L, ·) as (B·H·N, C, ·), with zeros after the last row."""
         if x.dtype == self.dtype:
             x = x.contiguous()
@@ -76,6 +79,7 @@ class Chunks:
     def weigh_pairs(self, scores):
         """Returns W ∘ scores, (B·H·N, C, C)."""
         pairs = self.weights.pairs
+        assert pairs is not None  # otherwise, there are features
         return scores * pairs if pairs.dim() == 2 else self.weigh(scores, pairs)
 
     def scores(self):

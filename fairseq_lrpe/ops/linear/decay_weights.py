@@ -1,6 +1,6 @@
 """Weights of all chunks of causal linear attention with decays; see :mod:`.all_chunks`."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +44,7 @@ def chunk_weights(log_decay: Tensor | None, size: int, length: int, like: Tensor
     """
     chunks = -(-length // size)
     if log_decay is None:
-        options = {"device": like.device, "dtype": like.dtype}
+        options: Any = {"device": like.device, "dtype": like.dtype}
         pairs = constant(lower_triangle, size, **options)
         return Weights(pairs, None, None, None, constant(lower_triangle, 1 + chunks, **options))
     if log_decay.size(2) == 1:
@@ -59,7 +59,7 @@ def _constant_weights(log_decay, size, length, device, dtype):
     """Returns the weights γ^distance for log γ (1, H or 1, 1, K)."""
     rates = to_float64(log_decay).reshape(log_decay.size(1), -1)
     is_single = rates.size(-1) == 1
-    options = {"device": rates.device, "dtype": rates.dtype}
+    options: Any = {"device": rates.device, "dtype": rates.dtype}
     distances = constant(_distances, size, length, is_single, **options)
     # All weights are one tensor, so that few operations compute them.
     powers = torch.exp(rates[..., None] * distances.clamp(min=0)).to(device, dtype)
@@ -87,7 +87,7 @@ def _varying_weights(rates, size, like):
     return Weights(differences(sums.squeeze(-1)).to(like).exp(), None, read, update, between)
 
 
-def differences(sums):
+def differences(sums: Tensor) -> Tensor:
     """Returns x_i − x_j of sums (.., n) for j ≤ i, and -inf for j > i, (.., n, n)."""
     later = constant(is_later, sums.size(-1), device=sums.device)
     return (sums[..., None] - sums[..., None, :]).masked_fill(later, -torch.inf)
@@ -138,7 +138,8 @@ def log_decay_gradient(log_decay: Tensor, rows: Tensor, first: Tensor | None, la
         last: product of the final state and its gradient, likewise.
     """
     if log_decay.size(-1) == 1:
-        rows, first, last = (x if x is None else x.sum(-1, keepdim=True) for x in (rows, first, last))
+        rows = rows.sum(-1, keepdim=True)
+        first, last = (x if x is None else x.sum(-1, keepdim=True) for x in (first, last))
     rows = to_float64(rows)
     length = rows.size(2)
     if log_decay.size(2) > 1:

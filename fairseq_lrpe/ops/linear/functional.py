@@ -1,5 +1,7 @@
 """The function ``linear_attention``, which validates its arguments and selects a backend."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -98,7 +100,7 @@ def linear_attention(
     state = None if state is None else LinearState(*(x.to(dtype) for x in state))
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
-        if varies:
+        if log_decay is not None and varies:
             log_decay = log_decay.masked_fill(key_padding_mask[:, None, :, None], 0.0)
     with no_autocast(q.device):
         earlier = k.size(-2) - q.size(-2)
@@ -107,7 +109,7 @@ def linear_attention(
         # Earlier keys become part of the state, because all queries attend to both.
         if causal and earlier and backend != "reference":
             decay = log_decay
-            if varies:
+            if log_decay is not None and varies:
                 decay, log_decay = log_decay.split([earlier, q.size(-2)], dim=2)
             state = update_state(state, k[:, :, :earlier].to(dtype), v[:, :, :earlier].to(dtype), decay)
             k = k[:, :, earlier:]
@@ -125,7 +127,7 @@ def _by_document(q, k, v, document_ids, causal, log_decay, key_padding_mask, opt
 
     def attend(key_padding_mask, **rows):
         rows = {name: x.transpose(1, 2) for name, x in rows.items()}
-        out = linear_attention(**rows, **options, causal=causal, key_padding_mask=key_padding_mask)
+        out: Any = linear_attention(**rows, **options, causal=causal, key_padding_mask=key_padding_mask)
         return out.transpose(1, 2)
 
     inputs = {name: x.transpose(1, 2) for name, x in inputs.items()}  # (B, L, H, ...)
@@ -159,7 +161,7 @@ def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
         if x is not None and x.shape != shape:
             raise ValueError(f"{name} must have shape {shape} {given}, not {_shape(x)}")
     # torch.export would require that the batch size is not `heads` if shapes of both kinds were compared.
-    decays = {1: [(heads,)], 2: [(heads, 1), (heads, d), (1, d)]}
+    decays: dict[int, list[tuple[int, ...]]] = {1: [(heads,)], 2: [(heads, 1), (heads, d), (1, d)]}
     decays |= {3: [(batch, heads, keys)], 4: [(batch, heads, keys, n) for n in (1, d)]}
     if log_decay is not None and log_decay.shape not in decays.get(log_decay.dim(), ()):
         raise ValueError(

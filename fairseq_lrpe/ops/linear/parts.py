@@ -60,8 +60,9 @@ def _parts(sequences, heads, length, size, max_chunks, weights):
         while start < length:
             chunks = min(max_chunks // step, (length - start) // size)
             shape = (chunks, size) if chunks else (1, length - start)
-            parts.append(Part(own, heads, start, *shape, weights and weights[shape[1]]))
-            start += shape[0] * shape[1]
+            count, rows = shape
+            parts.append(Part(own, heads, start, count, rows, weights and weights[rows]))
+            start += count * rows
     return parts
 
 
@@ -120,8 +121,9 @@ class PartWeights:
         """Returns the weights of decays of single positions (sequences, H, chunks, C, 1 or d)."""
         sums = log_decay.cumsum(-2)
         last = sums[..., -1:, :]
+        products: list[tuple[Tensor, Tensor | None, Tensor | None]]
         if sums.size(-1) > 1:
-            products = block_products(sums)
+            products = [*block_products(sums)]
             if len(products) == 1:
                 [(mask, q, _)] = products
                 return cls._of_features(mask, q, sums[..., 0, :], last[..., 0, :])

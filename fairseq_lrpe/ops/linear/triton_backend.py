@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ class _Triton(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, args, *inputs):
-        compute = _forward_op if is_tracing() else _forward
+        compute: Any = _forward_op if is_tracing() else _forward
         out, additions, *rest = compute(*inputs, args.normalize, args.return_state, args.eps)
         quotient, sums = (out, rest.pop()) if args.normalize else (None, None)
         final = rest or (None, None)
@@ -73,7 +74,7 @@ class _Triton(torch.autograd.Function):
                 plain = partial(_plain, ctx.args)
                 return None, *plain_gradients(plain, inputs, (g_out, g_kv, g_k_sum))
             needs_decay = ctx.needs_input_grad[6]
-            compute = _backward_op if is_tracing() else _backward
+            compute: Any = _backward_op if is_tracing() else _backward
             g = g_out
             g_sums = None
             if sums is not None:
@@ -132,7 +133,7 @@ def _attend(
         return
     x, y, z = (matrix if matrix.stride(-1) == 1 else matrix.contiguous() for matrix in (x, y, z))
     first = [state if state is None else state.contiguous() for state in first]
-    decay_strides = (0, 0, 0)
+    decay_strides = [0, 0, 0]
     if log_decay is not None:
         # A decay that is the same for all sequences, heads or keys is not repeated in memory.
         sizes = zip(log_decay.shape[:3], log_decay.stride()[:3], strict=True)
