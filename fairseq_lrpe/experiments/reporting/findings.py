@@ -151,8 +151,8 @@ class Findings:
                 best = min(types, key=column.mean)
                 sentences.append(
                     f"In {attention} attention, {lower} of {len(types)} types of LRPE have a lower "
-                    f"perplexity than RoPE at the training length, and {higher} a higher one. The best, {best}, has "
-                    f"{column.text(best)} and RoPE {column.text('RoPE')}; the difference is "
+                    f"perplexity than RoPE at the training length, and {higher} a higher one. The best, "
+                    f"{best}, has {column.text(best)} and RoPE {column.text('RoPE')}; the difference is "
                     f"{column.difference(best, 'RoPE')}."
                 )
         return Finding("Does LRPE beat RoPE?", sentences, "extrapolation")
@@ -190,8 +190,8 @@ class Findings:
                 times = 1 / speed.mean(slowest)
                 sentences.append(
                     f"In {attention} attention, {len(cheap)} of {len(speed.rows)} methods have {SMALL_COST} "
-                    f"in a training step of 2,048 tokens, and the slowest, {slowest}, takes {times:.0f} times "
-                    f"as long. RoPE has {speed.text('RoPE')} times the speed of NoPE, LRPE (Type1) "
+                    f"in a training step of 2,048 tokens, and the slowest, {slowest}, takes {times:.0f} "
+                    f"times as long. RoPE has {speed.text('RoPE')} times the speed of NoPE, LRPE (Type1) "
                     f"{speed.text('LRPE (Type1)')}."
                 )
         return Finding("What does an encoding cost?", sentences, "training_speed")
