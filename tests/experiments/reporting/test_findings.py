@@ -3,10 +3,11 @@
 import math
 from functools import cache
 
+import pandas as pd
 import pytest
 
 from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.reporting.findings import GATED, Findings
+from fairseq_lrpe.experiments.reporting.findings import GATED, LEAST_RANKED, Findings
 from fairseq_lrpe.experiments.reporting.measured_columns import MeasuredColumn, listed
 from fairseq_lrpe.experiments.reporting.measured_tables import MeasuredTable
 
@@ -64,18 +65,31 @@ def test_the_direction_of_differences():
     assert here.difference("ALiBi", "RoPE").startswith("-2.00 [-2.")
 
 
+def answers(runs, methods=0):
+    """Returns {question: its sentences}; ``methods`` have published numbers with the order of ours."""
+    ranks = [("linear", "1 ×", rank, rank) for rank in range(methods)]
+    summary = pd.DataFrame(ranks, columns=["attention", "column", "paper_rank", "rank"])
+    mini = MeasuredTable(extrapolation(), set(extrapolation().runs()), set(runs), summary)
+    found = Findings(runs, {"extrapolation": {"mini": mini}}).all()
+    return {finding.question: finding.sentences for finding in found}
+
+
 def test_answers():
-    runs = records(ROWS)
-    mini = MeasuredTable(extrapolation(), set(extrapolation().runs()), set(runs), None)
-    found = {finding.question: finding for finding in Findings(runs, {"extrapolation": {"mini": mini}}).all()}
-    [sentence] = found["Does LRPE beat RoPE?"].sentences
+    found = answers(records(ROWS))
+    [sentence] = found["Does LRPE beat RoPE?"]
     assert "In linear attention, 1 of 1 types of LRPE have a lower perplexity than RoPE" in sentence
     assert "LRPE (Type1), has 8.02 and RoPE 9.02" in sentence
-    short, long = found["Which absolute positions help linear attention?"].sentences
+    short, long = found["Which absolute positions help linear attention?"]
     assert "1 of 1 kinds" in short and "better than NoPE (11.02): NoPE with an RNN (5.02)." in long
-    assert "0 of the " in found["What has nobody measured yet?"].sentences[0]
-    assert "width 64, the longest training 800 updates" in found["What has nobody measured yet?"].sentences[1]
+    assert "width 64, the longest training 800 updates" in found["What has nobody measured yet?"][1]
     assert "Which methods recall what they have read?" not in found  # there are no records
+
+
+def test_ranks():
+    question = "Do the ranks of the papers' tables repeat at this scale?"
+    assert question not in answers(records(ROWS), LEAST_RANKED - 1)
+    [sentence] = answers(records(ROWS), LEAST_RANKED)[question]
+    assert "at least 0.5 in 1 of 1 columns" in sentence and "the median is 1.00" in sentence
 
 
 @pytest.mark.parametrize("row, base", GATED.items())
