@@ -137,7 +137,7 @@ class Findings:
             if column.rows:
                 best = column.describe_best("perplexity")
                 sentences.append(f"At 16 times the training length, in {attention} attention, {best}")
-        figure = Figure("perplexity over the length of blocks", "extrapolation_selected_mini.png")
+        figure = Figure("perplexity over the length of blocks", "extrapolation.png")
         return Finding("Which encoding suits long texts?", sentences, "extrapolation", figure)
 
     def lrpe_and_rope(self) -> Finding:
