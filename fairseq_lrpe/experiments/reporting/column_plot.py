@@ -10,15 +10,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from fairseq_lrpe.experiments.reporting.plot_data import column_lines, needs_log_scale
-from fairseq_lrpe.experiments.reporting.plots import finish, wrap
+from fairseq_lrpe.experiments.reporting.plots import FEW_ROWS, finish, wrap
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
 from fairseq_lrpe.utils.numbers import format_number
 
-FEW_ROWS = 10
-"""Number of rows of an attention up to which the plot is small, and readable in the width of a page."""
 MANY_ROWS = 20
 """Number of rows of an attention above which ``plot_columns`` separates kinds of encodings."""
 

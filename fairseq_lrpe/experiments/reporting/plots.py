@@ -25,6 +25,8 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
 from fairseq_lrpe.utils.numbers import format_number
 
+FEW_ROWS = 10
+"""Number of rows of a panel up to which a plot is small, and readable in the width of a page."""
 MIN_VALUE = 5e-4
 """Lower limit of drawn values, since a logarithmic axis has no 0.000."""
 
@@ -128,7 +130,9 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
         raise UserError("no run has validated yet: there is nothing to plot")
     across = min(len(panels), 3)
     legend_height = max(_legend_height(drawn) for drawn in panels.values())
-    figure, axes = grid(len(panels), across, (8.5 * across, max(5, 1 + 0.18 * legend_height)))
+    is_small = max(map(len, panels.values())) <= FEW_ROWS
+    width, height = (5.5, 3.5) if is_small else (8.5, 5)
+    figure, axes = grid(len(panels), across, (width * across, max(height, 1 + 0.18 * legend_height)))
     for ax, drawn in zip(axes, panels.values(), strict=True):
         _draw_curves(ax, drawn)
     figure.suptitle(title)
@@ -204,12 +208,12 @@ def _draw_curves(ax, drawn):
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else MaxNLocator(nbins=14, steps=steps))
     ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=9, steps=steps, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=steps, integer=True))
     finish(ax, f"{line.experiment}, {line.attention} attention")
 
 
 def finish(ax, title: str) -> None:
     """Adds the title, the grid and the legend of a panel."""
-    ax.set_title(title)
+    ax.set_title(title, fontsize="medium")
     ax.grid(alpha=0.25)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
