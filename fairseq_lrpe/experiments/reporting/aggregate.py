@@ -161,16 +161,16 @@ def _add_ranks(summary):
         summary[rank] = compared.rank().where(compared.transform("count") > 1)
 
 
-def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
+def rank_correlations(summary: pd.DataFrame, min_rows: int = 3) -> dict[tuple[str, str], float]:
     """Returns {(attention, column): Spearman's ρ} of the published and the measured ranks.
 
-    ρ is NaN if there are fewer than three rows, or if all published or all measured values are equal.
+    ρ is NaN if there are fewer than ``min_rows``, or if all published or all measured values are equal.
     """
     groups = summary.dropna(subset=["paper_rank", "rank"]).groupby(["attention", "column"])
     with np.errstate(invalid="ignore"):  # equal values
         correlations = {}
         for group, rows in groups:
-            correlations[group] = rows["paper_rank"].corr(rows["rank"], min_periods=3)
+            correlations[group] = rows["paper_rank"].corr(rows["rank"], min_periods=min_rows)
     return correlations
 
 

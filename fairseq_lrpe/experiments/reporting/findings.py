@@ -75,6 +75,7 @@ class Findings:
             self.lrpe_and_rope: "extrapolation",
             self.gates_and_decays: "extrapolation",
             self.recall: "recall",
+            self.needle: "needle",
             self.cost: "training_speed",
             self.ranks: None,
             self.scaling: "rope_scaling",
@@ -172,13 +173,22 @@ class Findings:
         return Finding(question, sentences, "extrapolation")
 
     def recall(self) -> Finding:
+        sentences = self._highest_accuracies("recall", "32 pairs", "With 32 pairs of a key and a value")
+        return Finding("Which methods recall what they have read?", sentences, "recall")
+
+    def needle(self) -> Finding:
+        sentences = self._highest_accuracies("needle", "16 ×", "At 16 times the training length")
+        return Finding("Which methods find a number in a long text?", sentences, "needle")
+
+    def _highest_accuracies(self, table, name, words):
+        """Returns a sentence for each attention about the methods with the highest accuracy of a column."""
         sentences = []
         for attention in ATTENTIONS:
-            column = self.column("recall", "32 pairs", attention)
+            column = self.column(table, name, attention)
             if column.rows:
                 best = column.describe_best("accuracy in percent")
-                sentences.append(f"With 32 pairs of a key and a value, in {attention} attention, {best}")
-        return Finding("Which methods recall what they have read?", sentences, "recall")
+                sentences.append(f"{words}, in {attention} attention, {best}")
+        return sentences
 
     def cost(self) -> Finding:
         sentences = []
@@ -200,9 +210,11 @@ class Findings:
         correlations = {}
         for name, scales in self.tables.items():
             if "mini" in scales and scales["mini"].recorded:
-                for (attention, column), value in _correlations(scales["mini"].summary).items():
-                    place = f"[{name}](results/{name}.md), {heading(column)}"
-                    correlations.setdefault(attention, {})[place] = value
+                found = rank_correlations(scales["mini"].summary, LEAST_RANKED)
+                for (attention, column), value in found.items():
+                    if math.isfinite(value):
+                        place = f"[{name}](results/{name}.md), {heading(column)}"
+                        correlations.setdefault(attention, {})[place] = value
         sentences = []
         for attention, values in correlations.items():
             high = max(values, key=values.get)
@@ -281,14 +293,3 @@ class Findings:
                 column, *_ = table.columns
                 seeds = sorted({run.seed for run in table.runs()})
                 yield f"[{name}](results/{name}.md): {training(table, column)}, {len(seeds)} seeds"
-
-
-def _correlations(summary):
-    """Returns {(attention, column): Spearman's ρ} of the columns with ``LEAST_RANKED`` or more rows."""
-    ranked = summary.dropna(subset=["paper_rank", "rank"])
-    sizes = ranked.groupby(["attention", "column"]).size()
-    correlations = {}
-    for group, value in rank_correlations(summary).items():
-        if sizes[group] >= LEAST_RANKED and math.isfinite(value):
-            correlations[group] = value
-    return correlations
