@@ -26,7 +26,15 @@ from fairseq_lrpe.utils.errors import UserError
 NO_DRY_RUN = {"--estimate", "--status", "--cancel", "--launcher"}
 EXAMPLES = {"forget", "lines/own", "glue/wikibook", "mine", "own"}
 """Methods, an experiment and a table that the reader adds, and an experiment that needs a trained model."""
-ONE_METHOD = {"lfhc_table5": "lfhc", "lfhc_table7": "lfhc", "lfhc": "gcdf", "": "rope"}
+ONE_METHOD = {
+    "lfhc_table5": "lfhc",
+    "lfhc_table6": "lfhc",
+    "lfhc_table7": "lfhc",
+    "lfhc": "gcdf",
+    "iclr_table5": "tmlr_type2",
+    "tmlr_table5": "tmlr_type2",
+    "": "rope",
+}
 """The method that is enough for a table whose name starts so."""
 TABLES_OF_SPEEDS = ("tmlr_table6", "iclr_table9", "training_speed")
 """Tables whose runs have no training to print."""
