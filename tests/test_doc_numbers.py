@@ -15,7 +15,6 @@ from fairseq_lrpe.experiments.execution import slurm
 
 RECORDED = REPOSITORY / "docs/results"
 NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "half a": 0.5, "one": 1, "a": 1, "ten": 10}
-QUICKSTART = {"Base": "base", "RoPE": "rope", "Type1": "tmlr_type1", "Type2": "tmlr_type2"}
 
 
 @cache
@@ -90,16 +89,6 @@ def mean_perplexity(attention, method, length):
 def recalled(method, changes=""):
     found = values_of_seeds("synthetic_lm-mqar_mini", "linear", method, "pairs_16", "accuracy", changes)
     return f"{statistics.mean(found):.1f}"
-
-
-def quickstart_mean(row):
-    method = QUICKSTART[row]
-    found = [
-        float(line["value"])
-        for line in measured("lm-quickstart")
-        if line["method"] == method and line["metric"] == "perplexity"
-    ]
-    return f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}"
 
 
 QUOTED = [
@@ -226,12 +215,6 @@ QUOTED = [
         lambda: [int(slurm.DEFAULTS["signal"].split("@")[1]) // 60],
     ),
     ("docs/analysis.md", r"for the ([\d,]+) runs that are recorded", lambda: [recorded_runs()]),
-    (
-        "docs/results/notes/quickstart.md",
-        r"perplexities are (\S+ ± \S+) \(Base\),\s+(\S+ ± \S+) \(RoPE\), "
-        r"(\S+ ± \S+) \(Type1\) and (\S+ ± \S+) \(Type2\)",
-        lambda: [quickstart_mean(row) for row in QUICKSTART],
-    ),
 ]
 
 
