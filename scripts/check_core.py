@@ -12,7 +12,9 @@ from fairseq_lrpe.attention import (
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.positions import POSITIONS, build_position
 
-x, positions, q = torch.randn(3, 5, 16, requires_grad=True), torch.arange(5), torch.randn(3, 2, 5, 8)
+x = torch.randn(3, 5, 16, requires_grad=True)
+positions = torch.arange(5)
+q = torch.randn(3, 2, 5, 8)
 for name, cls in ENCODINGS.items():
     for attention in (LinearAttention, SoftmaxAttention)[not cls.decomposable :]:
         module = attention(16, 2, name, causal=True, layers=2).eval()
