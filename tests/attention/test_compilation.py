@@ -15,6 +15,7 @@ def computed_on_cpu(node):
     return is_call and isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_graphs_have_no_operations_on_the_cpu(name):
@@ -39,6 +40,7 @@ LENGTHS = [(LinearAttention, name) for name in DECOMPOSABLE]
 LENGTHS += [(SoftmaxAttention, name) for name in ENCODINGS if name != "gla"]  # whose graph takes a minute
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("cls, name", LENGTHS, ids=lambda x: x if isinstance(x, str) else x.__name__)
 @torch.no_grad()

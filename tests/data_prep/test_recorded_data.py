@@ -26,6 +26,7 @@ CORPORA = {
 """{experiment: name of a corpus, its published files, and further arguments of `lrpe prepare`}"""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CORPORA)
 def test_prepared_data_are_those_of_recorded_runs(name, published, tmp_path):

@@ -105,6 +105,7 @@ ENCODED = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ENCODED)
 def test_layers_of_encodings(arch):
@@ -119,6 +120,7 @@ def test_layers_of_encodings(arch):
     assert counters["stats"]["unique_graphs"] and not counters["graph_break"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("arch, layers, graphs", [("linear_lm_base", 12, 2), ("softmax_lm_lfhc", 9, 9)])
 def test_more_than_eight_layers(arch, layers, graphs, caplog):
@@ -273,6 +275,7 @@ def test_mode_is_recorded_but_not_part_of_the_run(data_bin):
         train_command(fairseq)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_run_compiled_by_inductor(data_bin, tmp_path):
     """fairseq-train is a process of its own, in which the backend is not replaced."""

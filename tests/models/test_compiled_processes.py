@@ -38,6 +38,7 @@ def train(data, arch, folder, ddp, *flags):
     return {rank: [*map(float, x)] for rank, x in losses.items()}, graphs
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes(case, data_bin, tmp_path):

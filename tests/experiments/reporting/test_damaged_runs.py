@@ -163,6 +163,7 @@ def test_execution_of_damaged_runs_ends_in_one_line(mutants):
         list(glue_submission.finished_runs(folder / f"{EXPERIMENT}/linear_rope"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_atlas_beside_damaged_runs(mutants):
     assert "Atlas" in atlas.render(mutants[0])
