@@ -16,7 +16,7 @@ x = torch.randn(3, 5, 16, requires_grad=True)
 positions = torch.arange(5)
 q = torch.randn(3, 2, 5, 8)
 for name, cls in ENCODINGS.items():
-    for attention in (LinearAttention, SoftmaxAttention)[not cls.decomposable :]:
+    for attention in [LinearAttention, SoftmaxAttention] if cls.decomposable else [SoftmaxAttention]:
         module = attention(16, 2, name, causal=True, layers=2).eval()
         out, state = module(x, return_state=True)
         out.sum().backward()

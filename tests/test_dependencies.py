@@ -25,6 +25,8 @@ PACKAGES = {  # {module: name of the package that contains it, if it differs}
 }
 COMMANDS = set("pytest-xdist ruff mypy ipykernel mkdocs mkdocs-material mkdocstrings-python".split())
 """Packages of the extra "test" that are not imported."""
+OF_TORCH = {"typing_extensions"}
+"""Packages that torch requires and imports."""
 OURS = {"fairseq_lrpe", "data_prep", "support", *(path.stem for path in (REPOSITORY / "tests").rglob("*.py"))}
 
 
@@ -45,9 +47,9 @@ def files(*folders):
 
 
 def packages(paths):
-    """Returns the third-party packages that files import."""
+    """Returns the third-party packages that files import, without those of torch."""
     modules = {name.split(".")[0] for path in paths for name in imports(path)}
-    return {PACKAGES.get(module, module) for module in modules - OURS - sys.stdlib_module_names}
+    return {PACKAGES.get(module, module) for module in modules - OURS - OF_TORCH - sys.stdlib_module_names}
 
 
 def declared():

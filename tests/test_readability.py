@@ -73,3 +73,10 @@ def test_statements_assign_one_value(package):
     statements = nodes(package, ast.Assign)
     tuples = [x for x in statements if isinstance(x.targets[0], ast.Tuple) and isinstance(x.value, ast.Tuple)]
     assert len(tuples) <= MAX_TUPLES * code_lines(package) / 1000
+
+
+def test_positions_have_one_interface():
+    """Callers ask ``is_consecutive`` instead of testing types."""
+    calls = [ast.unparse(call) for call in nodes("fairseq_lrpe", ast.Call)]
+    tests = [call for call in calls if call.startswith("isinstance(") and "PositionIndex" in call]
+    assert len(tests) <= 2, tests

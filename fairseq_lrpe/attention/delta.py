@@ -17,7 +17,7 @@ from fairseq_lrpe.encodings.delta_rules import check_delta_rule, check_norms, de
 from fairseq_lrpe.encodings.transformations import shift_keys
 from fairseq_lrpe.ops import delta_rule
 from fairseq_lrpe.ops.normalization import unit_vectors
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import is_consecutive
 from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.utils.suggest import check_choice
 
@@ -110,7 +110,7 @@ class DeltaAttention(SelfAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, past: dict | None, return_state: bool
     ) -> tuple[Tensor, dict]:
-        if isinstance(context.q_offset, PositionIndex):
+        if not is_consecutive(context.q_offset):
             raise ValueError("a delta rule accumulates over consecutive tokens: omit position_index")
         past = {"sums": None, "order": None} if past is None else past
         state = past.get("sums", past)

@@ -21,7 +21,7 @@ from fairseq_lrpe.ops.feature_maps import check_divisor
 from fairseq_lrpe.ops.linear.chunk import attend_last
 from fairseq_lrpe.ops.linear.functional import LINEAR_BACKENDS
 from fairseq_lrpe.ops.linear.state import LinearState
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import is_consecutive
 from fairseq_lrpe.ops.precision import no_autocast, sum_dtype
 from fairseq_lrpe.utils.suggest import check_choice
 
@@ -219,7 +219,7 @@ class LinearAttention(SelfAttention):
         """Returns the log decay; with a ``PositionIndex``, a constant log decay becomes one of each key."""
         decay = self.encoding.log_decay(context)
         index = context.q_offset
-        if decay is None or not is_constant(decay) or not isinstance(index, PositionIndex):
+        if decay is None or not is_constant(decay) or is_consecutive(index):
             return decay
         decay = decay_of_keys(decay, index.key_positions, context.key_padding_mask)
         return decay.expand(*q.shape[:2], *decay.shape[2:])

@@ -144,10 +144,13 @@ def show_experiment(args: Namespace) -> None:
 
 
 def check_recorded(folder: Path) -> None:
-    """Raises UserError if the folder of the repository's recorded results is missing, as in a wheel."""
-    if not folder.is_dir():
+    """Raises UserError if a folder has no recorded results, such as the repository's folder in a wheel."""
+    from fairseq_lrpe.experiments.reporting import recorded_results
+
+    if folder == RECORDED and not folder.is_dir():
         remedy = "pass the folder docs/results of a checkout of the repository"
         raise UserError(f"{folder} does not exist, because a wheel has no recorded results: {remedy}")
+    recorded_results.check_recorded(folder)
 
 
 def use_records(args: Namespace) -> bool:
@@ -183,6 +186,7 @@ def use_records(args: Namespace) -> bool:
         count = recording.record_weights("lm/extrapolation_mini", args.results, args.record_weights)
         print(f"{display_path(args.record_weights)}: weights of {count} model{'s' * (count != 1)} recorded")
     else:
+        check_recorded(args.write_docs)
         index, *others = pages.write(args.write_docs)
         print(f"{display_path(index)} and {len(others)} more pages are up to date")
     return True

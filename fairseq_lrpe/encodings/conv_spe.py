@@ -10,7 +10,7 @@ from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.context import START, Context
 from fairseq_lrpe.encodings.spe import GatedSPE
 from fairseq_lrpe.ops.constants import Constants, normal_noise
-from fairseq_lrpe.ops.position_index import PositionIndex, as_positions, integer_positions
+from fairseq_lrpe.ops.position_index import as_positions, integer_positions, is_consecutive
 from fairseq_lrpe.ops.precision import sum_dtype
 from fairseq_lrpe.ops.relative import expand_distances
 
@@ -68,7 +68,7 @@ class ConvSPE(GatedSPE):
     def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         q_offset = context.q_offset
         k_offset = context.k_offset
-        if not isinstance(q_offset, PositionIndex) or q_offset.max_position < _MAX_INDEXED_POSITIONS:
+        if is_consecutive(q_offset) or q_offset.max_position < _MAX_INDEXED_POSITIONS:
             codes = self._consecutive_codes(_range(q, q_offset), _range(k, k_offset))
         else:
             codes = self._far_codes()
@@ -93,7 +93,7 @@ class ConvSPE(GatedSPE):
             positions = _range(x, offset)
             window = noise.narrow(2, positions.start - first, len(positions) + kernel.size(-1) - 1)
             codes = self._codes(kernel, window, constant)
-            if not isinstance(offset, PositionIndex):
+            if is_consecutive(offset):
                 return codes
             return codes[:, :, integer_positions(offset.query_positions)]
 
@@ -153,4 +153,4 @@ class ConvSPE(GatedSPE):
 def _range(x, offset):
     """Returns the range of the positions of x."""
     end = as_positions(offset).end(x.size(-2))
-    return range(end) if isinstance(offset, PositionIndex) else range(offset, end)
+    return range(offset, end) if is_consecutive(offset) else range(end)

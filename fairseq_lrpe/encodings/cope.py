@@ -11,7 +11,7 @@ from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.autograd import apply, needs_plain_backward, plain_gradients
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import is_consecutive
 from fairseq_lrpe.ops.precision import at_least_float32
 
 
@@ -44,7 +44,7 @@ class CoPE(ScoresMixin, Encoding):
 
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         padding = context.key_padding_mask
-        assert not isinstance(context.q_offset, PositionIndex)  # ``accumulates`` refuses it
+        assert is_consecutive(context.q_offset)  # ``accumulates`` refuses it
         table = (q @ context.prepared.mT).unflatten(-1, (-1, 2))
         content = self.scale * q @ k.mT
         gates = at_least_float32(content).sigmoid().tril(context.q_offset)

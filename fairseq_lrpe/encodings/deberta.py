@@ -9,7 +9,7 @@ from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.ops.layers import embedding_rows
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import is_consecutive
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_shift
 
 
@@ -58,7 +58,7 @@ class DeBERTa(ScoresMixin, Encoding):
         q_offset = context.q_offset
         columns = distance_slice(key_distances, queries, keys, q_offset, self.causal)
         content_to_position = relative_shift((q * self.scale) @ to_key[..., columns], keys, q_offset)
-        if isinstance(q_offset, PositionIndex):
+        if not is_consecutive(q_offset):
             index = q_offset.distance_index().mT.expand(*k.shape[:-1], queries)
             return content_to_position + ((k * self.scale) @ to_query).gather(-1, index).mT
 

@@ -20,7 +20,7 @@ from fairseq_lrpe.ops.decay import (
     is_of_features,
 )
 from fairseq_lrpe.ops.float64 import to_float64
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import is_consecutive
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 
@@ -39,7 +39,7 @@ def prepare_decay(q: Tensor, k: Tensor, context: Context) -> Any:
     if not is_of_features(decay):
         return None if is_constant(decay) else to_float64(finite_log_decay(decay)).cumsum(-1)
     if is_constant(decay):
-        if not isinstance(index, PositionIndex):
+        if is_consecutive(index):
             return decayed_products(decay, q, k)
         decay = decay_of_keys(decay, index.key_positions, context.key_padding_mask)
     return gated_products(decay)
@@ -58,7 +58,7 @@ def decay_bias(q: Tensor, k: Tensor, context: Context) -> Tensor | None:
     keys = k.size(-2)
     if not is_constant(decay):
         return gate_bias(context.prepared, queries, keys, context.first_row(q, k), q.dtype)
-    if not isinstance(q_offset, PositionIndex):
+    if is_consecutive(q_offset):
         distance = torch.arange(q_offset + queries - 1, -1, -1, device=decay.device)
     else:
         distance = distance_table(_preceding, (), queries, keys, q_offset, True, decay.device)

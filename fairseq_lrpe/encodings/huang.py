@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.mixins import ScoresMixin
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import is_consecutive
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 
@@ -93,7 +93,7 @@ class Huang(ScoresMixin, Encoding):
 
     def _products_with_vectors(self, q, k, q_offset):
         q, a, index = self.scale * q, self.a.to(q.dtype), self._index(q, k, q_offset)
-        if isinstance(q_offset, PositionIndex):
+        if not is_consecutive(q_offset):
             scores = q.new_zeros(())
             for n, vector in enumerate(a):
                 scores = torch.where(index == n, (q * vector) @ k.mT, scores)

@@ -11,7 +11,7 @@ from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.orthogonal import upper_triangle
-from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
+from fairseq_lrpe.ops.position_index import PositionIndex, coordinates, is_consecutive
 from fairseq_lrpe.ops.precision import sum_dtype
 
 _BLOCK_SIZE = 64
@@ -72,7 +72,7 @@ class LieRE(TableEncoding):
         """Returns the rotations (H, L, d/b, b, b) of the positions of x (B, H, L, d)."""
         length = x.size(-2)
         dtype = sum_dtype(x.dtype)
-        if isinstance(offset, PositionIndex) or length <= _BLOCK_SIZE:
+        if not is_consecutive(offset) or length <= _BLOCK_SIZE:
             return self._exponentials(coordinates(offset, length, x.device)).to(x.device, dtype)
         # exp((s + t) A) = exp(s A) exp(t A), so that a sequence needs fewer exponentials.
         first = offset % _BLOCK_SIZE

@@ -7,7 +7,7 @@ from torch import Tensor
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.mixins import ScoresMixin
-from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.position_index import is_consecutive
 from fairseq_lrpe.ops.precision import at_least_float32
 
 _EXCLUDED = -1e4
@@ -35,7 +35,7 @@ class StickBreaking(ScoresMixin, Encoding):
     def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         content = self.scale * q @ k.mT
         padding = context.key_padding_mask
-        assert not isinstance(context.q_offset, PositionIndex)  # ``accumulates`` refuses it
+        assert is_consecutive(context.q_offset)  # ``accumulates`` refuses it
         z = at_least_float32(content)
         # Excluded are the key of the query itself, and later ones.
         excluded = torch.ones(z.shape[-2:], dtype=torch.bool, device=z.device).triu(context.q_offset)

@@ -11,7 +11,7 @@ from fairseq_lrpe.encodings.context import Context
 from fairseq_lrpe.encodings.mixins import ScoresMixin
 from fairseq_lrpe.encodings.t5 import relative_bucket
 from fairseq_lrpe.ops.layers import embedding_rows, is_unchanged
-from fairseq_lrpe.ops.position_index import PositionIndex, as_positions
+from fairseq_lrpe.ops.position_index import as_positions, is_consecutive
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 BUCKETS = 32
@@ -72,7 +72,7 @@ class TUPE(ScoresMixin, Encoding):
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         q_offset = context.q_offset
         end = as_positions(q_offset).end(q.size(-2))
-        if isinstance(q_offset, PositionIndex):
+        if not is_consecutive(q_offset):
             first = 0
             last = q_offset.max_position
         else:
@@ -118,7 +118,7 @@ class TUPE(ScoresMixin, Encoding):
         positions = as_positions(q_offset)
         i = positions.values(queries, q.device)
         j = positions.key_values(keys, q.device)
-        if isinstance(q_offset, PositionIndex):
+        if not is_consecutive(q_offset):
             bias = position_q[:, i] @ position_k[..., j]
         else:
             bias = position_q[:, q_offset - first : q_offset - first + queries] @ position_k[..., :keys]

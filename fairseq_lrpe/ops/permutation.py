@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import apply, is_transformed
 from fairseq_lrpe.ops.constants import is_tracing
-from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
+from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions, is_consecutive
 from fairseq_lrpe.ops.precision import Float32Parameters
 from fairseq_lrpe.ops.torch_internals import assert_in_kernel, outside_modes
 
@@ -144,7 +144,7 @@ class PermutationBuffer(Float32Parameters):
             return permutation_table(self.permutation, offset, length)
         stored = self._buffers["permutation"]
         assert stored is not None  # _stores_table
-        if not isinstance(offset, PositionIndex):
+        if is_consecutive(offset):
             return self._stored_table(stored, offset, length)
         table = self._stored_table(stored, 0, offset.max_position + 1)
         positions = integer_positions(offset.query_positions)
@@ -156,7 +156,7 @@ class PermutationBuffer(Float32Parameters):
             return False
         if stored.device.type == "mps":  # which has no assertions
             return False
-        if isinstance(offset, PositionIndex):
+        if not is_consecutive(offset):
             if offset.max_position >= max(_MIN_STORED_POSITIONS, offset.query_positions.numel()):
                 return False
             offset, length = 0, offset.max_position + 1
@@ -191,7 +191,7 @@ def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length:
     Raises:
         ValueError: for a negative offset.
     """
-    if isinstance(offset, PositionIndex):
+    if not is_consecutive(offset):
         positions = integer_positions(offset.query_positions)
         if offset.max_position < positions.numel():
             return permutation_powers(permutation, 0, offset.max_position + 1)[..., positions, :]

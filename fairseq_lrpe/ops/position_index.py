@@ -5,7 +5,7 @@ that of the patches of an image or of random positions. :func:`as_positions` ret
 methods for both.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch import Tensor
 from fairseq_lrpe.ops.autograd import is_transformed
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.ops.torch_internals import assert_in_kernel
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs  # of typing from Python 3.13 on
 
 _MAX_DISTANCES = 2**16
 _MAX_DISTANCES_PER_TOKEN = 16
@@ -169,16 +172,21 @@ class PositionIndex(NamedTuple):
         return self._replace(distances=self.distances_of_pairs().unique().flip(0))
 
 
+def is_consecutive(offset: "int | PositionIndex") -> "TypeIs[int]":
+    """Returns whether ``offset`` is the first of consecutive positions, and not a ``PositionIndex``."""
+    return not isinstance(offset, PositionIndex)
+
+
 def as_positions(offset: int | PositionIndex) -> ConsecutivePositions | PositionIndex:
     """Returns an object with the same methods for both kinds of offsets."""
-    return offset if isinstance(offset, PositionIndex) else ConsecutivePositions(offset)
+    return ConsecutivePositions(offset) if is_consecutive(offset) else offset
 
 
 def same_positions(a: int | PositionIndex, b: int | PositionIndex, a_length: int, b_length: int) -> bool:
     """Returns whether two offsets, with the numbers of their positions, certainly give the same positions."""
-    if isinstance(a, PositionIndex) or isinstance(b, PositionIndex):
-        return a is b
-    return a == b and a_length == b_length
+    if is_consecutive(a) and is_consecutive(b):
+        return a == b and a_length == b_length
+    return a is b
 
 
 def check_token_positions(index: PositionIndex, length: int, axes: int, ascending: bool) -> PositionIndex:
@@ -284,7 +292,7 @@ def coordinates(offset: int | PositionIndex, length: int, device: torch.device) 
         length: number of positions.
         device: device of the model; see :func:`fairseq_lrpe.ops.float64.float64_options`.
     """
-    if not isinstance(offset, PositionIndex):
+    if is_consecutive(offset):
         return torch.arange(offset, offset + length, **float64_options(device))[:, None]
     values = to_float64(offset.values(length, device))
     return values if values.dim() > 1 else values[:, None]

@@ -17,7 +17,7 @@ from torch import Tensor
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options
-from fairseq_lrpe.ops.position_index import PositionIndex, as_positions
+from fairseq_lrpe.ops.position_index import PositionIndex, as_positions, is_consecutive
 
 
 def distance_table(
@@ -72,7 +72,7 @@ def distance_slice(
         q_offset: position of the block's first query.
         causal: as in ``matrix``.
     """
-    if isinstance(q_offset, PositionIndex):
+    if not is_consecutive(q_offset):
         return slice(None)  # all blocks have the same list
     first, last = as_positions(q_offset).distance_range(queries, keys, causal)
     all_queries, all_keys, offset, is_causal = matrix
@@ -100,7 +100,7 @@ def relative_shift(x: Tensor, keys: int, q_offset: int | PositionIndex = 0) -> T
     Returns:
         The scores (..., Lq, Lk), a view of x for consecutive positions.
     """
-    if isinstance(q_offset, PositionIndex):
+    if not is_consecutive(q_offset):
         return x.gather(-1, q_offset.distance_index().expand(*x.shape[:-1], keys))
     return apply(_RelativeShift, x.contiguous(), keys)
 
@@ -130,7 +130,7 @@ def expand_distances(x: Tensor, queries: int, keys: int, q_offset: int | Positio
 
     For consecutive positions, out[..., i, j] = x[..., j − i + Lq − 1], or 0 beyond the end of x.
     """
-    if isinstance(q_offset, PositionIndex):
+    if not is_consecutive(q_offset):
         return x[..., q_offset.distance_index()]
     missing = max(0, queries + keys - x.size(-1))  # the shift needs more columns than keys
     x = F.pad(x, (0, missing))

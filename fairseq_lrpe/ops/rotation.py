@@ -9,7 +9,7 @@ from torch import Tensor
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant, is_tracing
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
-from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions
+from fairseq_lrpe.ops.position_index import PositionIndex, integer_positions, is_consecutive
 from fairseq_lrpe.ops.rope_scaling import ROPE_BASE, RopeScaling
 
 THETA_TYPES = ("a", "b", "c")
@@ -71,7 +71,7 @@ def phases(theta: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
         length: number of positions.
     """
     theta = to_float64(theta)
-    if isinstance(offset, PositionIndex):
+    if not is_consecutive(offset):
         s = integer_positions(offset.query_positions).to(theta.device)
         if offset.max_position < s.numel():
             return phases(theta, 0, offset.max_position + 1)[s]
@@ -97,7 +97,7 @@ def cached_phases(
     phases that torch traces, are computed without a table.
     """
     theta_options = float64_options(device)
-    if isinstance(offset, PositionIndex):
+    if not is_consecutive(offset):
         if offset.max_position < max(_MAX_INDEXED_TABLE_SIZE, offset.query_positions.numel()):
             table = cached_phases(angle_arguments, 0, offset.max_position + 1, dtype, device)
             return table[integer_positions(offset.query_positions)]

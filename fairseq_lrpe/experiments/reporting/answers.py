@@ -11,6 +11,7 @@ from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.cells import measure
 from fairseq_lrpe.experiments.reporting.differences import LEAST_SEEDS, Differences
+from fairseq_lrpe.experiments.reporting.measured_columns import methods_with_small_cost
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord, unit_of_length
 from fairseq_lrpe.methods import METHODS, canonical
 from fairseq_lrpe.utils.numbers import format_number
@@ -50,10 +51,6 @@ QUESTIONS = [
     ("Images, softmax attention", IMAGES, "tmlr_table3", "cifar10", "softmax"),
 ]
 """(question, criterion of the best method, table, column, attention)"""
-SPEED = 0.9
-"""Least speed of a training step at 2,048 tokens, relative to NoPE's, at which the cost counts as small."""
-MEMORY = 1.1
-"""Most memory of a training step at 2,048 tokens, relative to NoPE's, at which the cost counts as small."""
 METRICS = dict.fromkeys((SHORT, LONG, MASKED), "perplexity")
 """{criterion: its metric}, for criteria whose values are compared by their logarithms"""
 COMPARED = ("nope", "rope", "base")
@@ -118,31 +115,12 @@ def answers(runs: Mapping[Run, RunRecord]) -> list[Answer]:
         values = {method.method: method.values for method in measured}
         differences = Differences(values, METRICS.get(basis))
         if question.startswith("Smallest cost"):
-            measured = _with_small_cost(measured, load("training_speed", "mini"), attention, runs)
+            cheap = methods_with_small_cost(load("training_speed", "mini"), attention, runs)
+            measured = [method for method in measured if method.method in cheap]
         if measured:
             _compare(answer, measured, differences)
             answer.training = training(table, column)
     return all_answers if any(answer.best for answer in all_answers) else []
-
-
-def _with_small_cost(measured, table, attention, runs):
-    """Returns the methods whose training step takes little more time and memory than that of NoPE."""
-    speed = _means(table, "speed at 2,048", attention, runs)
-    memory = _means(table, "memory at 2,048", attention, runs)
-    cheap = []
-    for method in measured:
-        is_fast = speed.get(method.method, 0) >= SPEED
-        if is_fast and memory[method.method] <= MEMORY:
-            cheap.append(method)
-    return cheap
-
-
-def _means(table, column, attention, runs):
-    """Returns {method: mean over the seeds} of a column of a table."""
-    means = {}
-    for method in _encodings(table, column, attention, runs):
-        means[method.method] = method.mean
-    return means
 
 
 def _compare(answer, measured, differences):

@@ -17,13 +17,14 @@ from fairseq_lrpe.experiments.definition.table_settings import Row
 from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
-from fairseq_lrpe.experiments.reporting.answers import MEMORY, SPEED, answers
+from fairseq_lrpe.experiments.reporting.answers import answers
 from fairseq_lrpe.experiments.reporting.atlas_entries import (
     DRAWS,
     TOKEN_POSITIONS,
     method_entries,
     position_entry,
 )
+from fairseq_lrpe.experiments.reporting.measured_columns import MEMORY, SPEED
 from fairseq_lrpe.experiments.reporting.plots import table_name
 from fairseq_lrpe.experiments.reporting.records import read_runs
 from fairseq_lrpe.experiments.reporting.run_record import by_run, readable

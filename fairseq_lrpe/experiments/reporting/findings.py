@@ -14,9 +14,15 @@ from typing import NamedTuple
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.aggregate import rank_correlations
-from fairseq_lrpe.experiments.reporting.answers import MEMORY, SPEED, training
+from fairseq_lrpe.experiments.reporting.answers import training
 from fairseq_lrpe.experiments.reporting.encoding_descriptions import TOKEN_POSITIONS
-from fairseq_lrpe.experiments.reporting.measured_columns import MeasuredColumn, listed
+from fairseq_lrpe.experiments.reporting.measured_columns import (
+    MEMORY,
+    SPEED,
+    MeasuredColumn,
+    listed,
+    methods_with_small_cost,
+)
 from fairseq_lrpe.experiments.reporting.measured_tables import MeasuredTable
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord
@@ -114,22 +120,17 @@ class Findings:
 
     def _describe_cheap(self, column, attention):
         """Returns a sentence about the best row of a column whose training step costs little, or ""."""
-        cheap = self._rows_with_small_cost(attention) & column.rows.keys()
+        methods = self._methods_with_small_cost(attention)
+        cheap = [row for row, method in column.rows.items() if method in methods]
         if not cheap:
             return ""
         best = min(cheap, key=column.mean)
         return f"Of those with {SMALL_COST}, {best} has the lowest, {column.text(best)}."
 
-    def _rows_with_small_cost(self, attention):
+    def _methods_with_small_cost(self, attention):
         if not self._is_measured("training_speed"):
             return set()
-        speed = self.column("training_speed", "speed at 2,048", attention)
-        memory = self.column("training_speed", "memory at 2,048", attention)
-        cheap = set()
-        for row in speed.rows.keys() & memory.rows.keys():
-            if speed.mean(row) >= SPEED and memory.mean(row) <= MEMORY:
-                cheap.add(row)
-        return cheap
+        return methods_with_small_cost(self.tables["training_speed"]["mini"].table, attention, self.runs)
 
     def long_texts(self) -> Finding:
         sentences = []
@@ -195,14 +196,15 @@ class Findings:
         for attention in ATTENTIONS:
             speed = self.column("training_speed", "speed at 2,048", attention)
             if speed.rows:
-                cheap = self._rows_with_small_cost(attention)
+                cheap = self._methods_with_small_cost(attention)
                 slowest = min(speed.rows, key=speed.mean)
                 times = 1 / speed.mean(slowest)
+                seeds = len(speed.values[slowest])
                 sentences.append(
                     f"In {attention} attention, {len(cheap)} of {len(speed.rows)} methods have {SMALL_COST} "
-                    f"in a training step of 2,048 tokens, and the slowest, {slowest}, takes {times:.0f} "
-                    f"times as long. RoPE has {speed.text('RoPE')} times the speed of NoPE, LRPE (Type1) "
-                    f"{speed.text('LRPE (Type1)')}."
+                    f"in a training step of 2,048 tokens ({seeds} seed{'s' * (seeds != 1)}). The slowest, "
+                    f"{slowest}, takes {times:.0f} times as long as NoPE. RoPE has {speed.text('RoPE')} "
+                    f"times the speed of NoPE, LRPE (Type1) {speed.text('LRPE (Type1)')}."
                 )
         return Finding("What does an encoding cost?", sentences, "training_speed")
 

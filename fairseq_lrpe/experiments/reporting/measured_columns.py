@@ -15,6 +15,10 @@ from fairseq_lrpe.utils.numbers import format_number
 
 NAMED = 7
 """Number of rows that a sentence lists."""
+SPEED = 0.9
+"""Least speed of a training step at 2,048 tokens, relative to NoPE's, at which the cost counts as small."""
+MEMORY = 1.1
+"""Most memory of a training step at 2,048 tokens, relative to NoPE's, at which the cost counts as small."""
 FOR_COMPARISON = ("NoPE", "RoPE")
 
 
@@ -100,6 +104,23 @@ class MeasuredColumn:
             text += f"; {listed(names)} cannot be told apart from it"
         compared = [f"{row}: {self.text(row)}" for row in FOR_COMPARISON if row in self.rows]
         return f"{text} ({', '.join(compared)})." if compared else f"{text}."
+
+
+def methods_with_small_cost(table: Table, attention: str, runs: Mapping[Run, RunRecord]) -> set[str]:
+    """Returns the methods whose training step takes little more time and memory than that of NoPE.
+
+    Args:
+        table: the table training_speed.
+        attention: type of attention.
+        runs: {run: record} of the recorded runs.
+    """
+    speed = MeasuredColumn(table, "speed at 2,048", attention, runs)
+    memory = MeasuredColumn(table, "memory at 2,048", attention, runs)
+    cheap = set()
+    for row in speed.rows.keys() & memory.rows.keys():
+        if speed.mean(row) >= SPEED and memory.mean(row) <= MEMORY:
+            cheap.add(speed.rows[row])
+    return cheap
 
 
 def listed(texts: Sequence[str]) -> str:

@@ -29,6 +29,13 @@ def is_recorded(results: Path) -> bool:
     return (results / "measurements").is_dir()
 
 
+def check_recorded(folder: Path) -> None:
+    """Raises UserError if a folder has no recorded results."""
+    if not is_recorded(folder):
+        wrong = "contains no recorded results (no folder measurements)"
+        raise UserError(f"{folder} {wrong}: `lrpe results --record FOLDER` writes them")
+
+
 def read_settings(folder: Path) -> dict[Run, dict]:
     """Returns {run: line of the run in settings/EXPERIMENT.jsonl} of a folder of recorded results."""
     lines = {}

@@ -7,7 +7,6 @@ from pathlib import Path
 from fairseq_lrpe.experiments.reporting import recorded_results
 from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS, POINTS, WEIGHTS
 from fairseq_lrpe.experiments.reporting.run_record import row_key
-from fairseq_lrpe.utils.errors import UserError
 
 FILES = {
     "measurements": ("measurements/[!.]*.csv", MEASUREMENTS),
@@ -57,9 +56,7 @@ def validate(folder: Path, base: Path | None = None) -> list[str]:
 
 def _read_lines(folder):
     """Returns {run: its line in settings/}."""
-    if not recorded_results.is_recorded(folder):
-        wrong = "contains no recorded results (no folder measurements)"
-        raise UserError(f"{folder} {wrong}: `lrpe results --record FOLDER` writes them")
+    recorded_results.check_recorded(folder)
     return recorded_results.read_settings(folder)
 
 
