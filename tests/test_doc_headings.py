@@ -11,6 +11,7 @@ WRITTEN = sorted({*DOCS.rglob("*.md")} - {*RESULTS, *DOCS.glob("results/*/*.md")
 PAGES = [*sorted(REPOSITORY.glob("*.md")), *WRITTEN, *sorted(RESULTS)]
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([\w./-]*\.md)?#([^)]+)\)")
+FILE_LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
 
 def headings(page):
@@ -34,6 +35,13 @@ def test_headings_and_links(page):
     for file, target in LINK.findall(CODE.sub("", page.read_text())):
         there = (page.parent / file).resolve() if file else page
         assert target in {anchor(title) for _, title in headings(there)}, f"{file}#{target}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DOCS.glob("results/notes/*.md")], ids=lambda page: page.name)
+def test_linked_files_exist(page):
+    """On GitHub, too, which shows every file by itself; the site's own pages are tested in test_site.py."""
+    linked = FILE_LINK.findall(CODE.sub("", page.read_text()))
+    assert [name for name in linked if not (page.parent / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)

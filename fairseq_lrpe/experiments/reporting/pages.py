@@ -76,7 +76,7 @@ def pages(folder: Path) -> dict[Path, str]:
     for message in omissions(records):
         print(f"results: {message}", file=sys.stderr)
     runs = by_run(readable(records))
-    notes = {path.stem: path.read_text("utf-8") for path in (folder / "notes").glob("[!.]*.md")}
+    notes = {path.stem: _read_note(path) for path in (folder / "notes").glob("[!.]*.md")}
     texts = {}
     rows = []
     measured = measured_tables(runs)
@@ -101,6 +101,11 @@ def pages(folder: Path) -> dict[Path, str]:
         others=_other_pages(folder),
     )
     return {folder.with_name(f"{folder.name}.md"): index, **texts}
+
+
+def _read_note(path):
+    """Returns the text of a note with links that are relative to the folder above, where its page is."""
+    return path.read_text("utf-8").replace("](../", "](")
 
 
 def _findings_page(folder, findings):

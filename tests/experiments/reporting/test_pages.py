@@ -24,7 +24,7 @@ def records(tmp_path, monkeypatch):
     folder = tmp_path / "records"
     assert call(tmp_path / "results", "--record", folder).returncode == 0
     (folder / "notes").mkdir()
-    note = f"Our findings.\n\n{pages.METHOD}\n\nOur method.\n"
+    note = f"Our findings, as on [a page](../rope.md).\n\n{pages.METHOD}\n\nOur method.\n"
     (folder / "notes/tmlr_table2.md").write_text(note)
     return folder
 
@@ -67,9 +67,8 @@ def test_texts_written_by_hand(path):
 
 def test_page_of_a_table(records):
     text = written(records)
-    findings, caption, method, details = (
-        text.index(part) for part in ("Our findings.", "Scale mini:", pages.METHOD, "<details")
-    )
+    parts = ("Our findings, as on [a page](rope.md).", "Scale mini:", pages.METHOD, "<details")
+    findings, caption, method, details = (text.index(part) for part in parts)
     assert findings < caption < method < text.index("Our method.") < details
     assert "mean ± sample standard deviation of 3 seeds, or of the number in brackets" in text
     assert "| linear | RoPE | 33.36 ± 0.20 | 34.33 ± 1.53 |" in text
