@@ -249,6 +249,7 @@ def test_durations_of_small_configurations(name, quoted):
     assert quoted / 1.4 <= median <= quoted * 1.4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_size_of_the_report(tmp_path):
     out = tmp_path / "report.html"

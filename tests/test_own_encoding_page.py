@@ -99,6 +99,7 @@ def test_encodings_are_short():
         assert len(block("python", f'@register_encoding("{name}"').splitlines()) <= 26
 
 
+@pytest.mark.exhaustive
 def test_table_plot_report_and_atlas_have_the_method(shell, trained, place):
     assert "| linear | RoPE |" in trained and LINEAR.search(trained), trained
     again = shell(shown("lrpe results --table own"))
@@ -115,6 +116,7 @@ def test_table_plot_report_and_atlas_have_the_method(shell, trained, place):
     assert re.search(r"own: test</th>\s*<td data-value", card), card
 
 
+@pytest.mark.exhaustive
 def test_all_four_train_together(shell, trained):
     imports = " ".join(f"--import {name}" for name in NAMES)
     table = shell(f"lrpe table four --cpu {imports}")

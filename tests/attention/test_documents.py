@@ -217,6 +217,7 @@ def test_second_derivatives_and_transforms():
     assert_same(found, torch.autograd.grad(module(x, document_ids=ids).square().sum(), x)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", KINDS.values(), ids=KINDS)
 def test_compiled_modules(attention):
     """One group of documents, and then two, of which one has documents of one token."""

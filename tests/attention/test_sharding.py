@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
 from support.tiny import BIN, run_command
 
 CASES = Path(__file__).with_name("sharded_cases.py")
 
 
+@pytest.mark.slow
 def test_sharded_models():
     words = ["-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", CASES]
     done = run_command(BIN / "python", *words, PYTEST_ADDOPTS="")

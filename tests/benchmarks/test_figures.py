@@ -21,6 +21,7 @@ def bars(ax):
     return {bar.get_x() + bar.get_width() / 2: bar.get_height() for bar in ax.patches if bar.get_height()}
 
 
+@pytest.mark.slow
 def test_command(tmp_path):
     folders = write_text_dataset(tmp_path / "one"), write_text_dataset(tmp_path / "two", inputs=2)
     out = tmp_path / "figures"

@@ -189,7 +189,7 @@ def test_folder_that_cannot_be_locked(places, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("variables", [
     {"PYTHONIOENCODING": "ascii"},
-    {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    pytest.param({"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_tables_in_every_locale(variables):
     environment = {**os.environ, "LC_ALL": "C", "PYTHONPATH": str(REPOSITORY), **variables}

@@ -32,6 +32,7 @@ def extended(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_readme_encodings_pass_the_contract(extended):
     program = f"import pytest; [pytest.main(['-q', '--encoding', name]) for name in {SHOWN}]"
     done = run_command(BIN / "python", "-c", program, folder=extended, PYTHONPATH=str(extended))

@@ -28,7 +28,9 @@ def trained(train, data_bin, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(params=ARCHITECTURES)
+@pytest.fixture(
+    params=[ARCHITECTURES[0], *(pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHITECTURES[1:])]
+)
 def checkpoint(request, trained):
     return trained / request.param / "checkpoint_last.pt"
 

@@ -114,6 +114,8 @@ def test_modes_do_not_change_numbers(name, run):
         after.sum().backward()
 
 
+@pytest.mark.exhaustive
+@pytest.mark.slow
 @torch.no_grad()
 def test_compiled_noise():
     torch._dynamo.reset()
@@ -183,6 +185,7 @@ def test_modules_do_not_need_torchs_newer_functions(monkeypatch):
         assert module(*arguments(module)).isfinite().all()
 
 
+@pytest.mark.slow
 def test_export_of_attention_with_a_dynamic_batch_size():
     dynamic = {"x": {0: torch.export.Dim("batch")}}
     for module in (create().double() for create in modules()):
@@ -192,6 +195,7 @@ def test_export_of_attention_with_a_dynamic_batch_size():
             assert_same(*(with_gradients(f(x), [x]) for f in (exported, module)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_attention_can_be_compiled():
     """In one graph, also encodings whose block sizes or distances otherwise depend on values.

@@ -197,9 +197,10 @@ def train(folder, save, *flags):
     return commands.train(folder, "mean_color", save, *TASK, *flags)
 
 
-@pytest.mark.parametrize(
-    "flags", ["--recipe plain --mixing none --repeats 1", "--fp16 --fp16-no-flatten-grads"]
-)
+@pytest.mark.parametrize("flags", [
+    pytest.param("--recipe plain --mixing none --repeats 1", marks=pytest.mark.slow),
+    "--fp16 --fp16-no-flatten-grads",
+])  # fmt: skip
 def test_training_and_validation(flags, folder, tmp_path):
     done = train(folder, tmp_path, *flags.split(), "--max-update", "40")
     assert done.returncode == 0, done.stderr

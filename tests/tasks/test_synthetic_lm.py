@@ -31,6 +31,7 @@ def epoch(task, number, **how):
     return [torch.cat([b["net_input"]["src_tokens"], b["target"][:, -1:]], dim=1) for b in batches]
 
 
+@pytest.mark.slow
 def test_sequences_depend_on_seed_epoch_and_index_only():
     first = epoch(task_of(), 1)
     assert sum(map(len, first)) == synthetic_lm.SEQUENCES["train"]

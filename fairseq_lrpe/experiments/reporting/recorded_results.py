@@ -4,7 +4,7 @@ The folder contains settings/EXPERIMENT.jsonl, with one JSON object per run, mea
 one line per number, curves/EXPERIMENT.csv, with one line per point, and attention_weights.csv.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -49,9 +49,14 @@ def read_settings(folder: Path) -> dict[Run, dict]:
     return lines
 
 
-def read_recorded(folder: Path) -> list[RunRecord]:
-    """Returns the records of recorded runs, without numbers whose settings in configs have changed since."""
+def read_recorded(folder: Path, folders: Collection[Path] | None = None) -> list[RunRecord]:
+    """Returns the records of recorded runs, without numbers whose settings in configs have changed since.
+
+    ``folders`` are the folders that the runs to read would have below ``folder`` (default: all runs).
+    """
     lines = read_settings(folder)
+    if folders is not None:
+        lines = {run: line for run, line in lines.items() if run.folder(folder) in folders}
     measured = read_by_run((folder / "measurements").glob("[!.]*.csv"), MEASUREMENTS)
     curves = read_by_run((folder / "curves").glob("[!.]*.csv"), POINTS)
     records = []

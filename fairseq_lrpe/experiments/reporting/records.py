@@ -26,10 +26,7 @@ def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[Ru
     if not results.is_dir():
         raise UserError(f"the results folder {results} does not exist: pass the folder of your runs")
     if is_recorded(results):
-        records = read_recorded(results)
-        if folders is None:
-            return records
-        return [record for record in records if record.folder in folders]
+        return read_recorded(results, folders)
     if folders is None:
         folders = run_folders(results)
     return [read_run(folder, results) for folder in folders if _is_run(folder)]

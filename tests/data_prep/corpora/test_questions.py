@@ -110,6 +110,7 @@ def test_learned_vocabulary_has_the_characters_that_occur_twice(tmp_path):
     assert not learned & {"c", "##c", "##a"}
 
 
+@pytest.mark.slow
 def test_learned_vocabularies_are_the_same_in_every_process(tmp_path):
     """The seed of hash tables differs between processes."""
     text = "".join(random.Random(0).choices("abcdef ", k=4000))

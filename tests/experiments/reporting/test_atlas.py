@@ -125,6 +125,7 @@ def test_needles_by_depth(tmp_path):
     assert cells == [("1", "11.5", "12"), ("2", "21.5", "22"), ("3", "31.5", "32"), ("4", "41.5", "42")]
 
 
+@pytest.mark.slow
 def test_answers():
     """The answers are those that the recorded numbers give, computed anew."""
     frame = pd.concat(pd.read_csv(path) for path in (RECORDED / "measurements").glob("*.csv"))

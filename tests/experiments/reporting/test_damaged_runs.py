@@ -112,6 +112,7 @@ def test_reason(name, path, value, tmp_path):
     assert "restore" in record.problem
 
 
+@pytest.mark.slow
 def test_every_rendering_shows_the_sound_run(mutants, tmp_path):
     folder, damages = mutants
     records = read_runs(folder)

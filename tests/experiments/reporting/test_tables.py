@@ -280,7 +280,8 @@ def test_small_configuration(runs, capsys):
 
 
 @pytest.mark.parametrize("name, scale", [
-    ("tmlr_table3", "full"), ("tmlr_table2", "small"), ("lfhc_table7", "mini"), ("roper", "full"),
+    ("tmlr_table3", "full"), ("tmlr_table2", "small"), ("lfhc_table7", "mini"),
+    pytest.param("roper", "full", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_tables_of_the_papers(name, scale, tmp_path):
     """Every run of a table is found in a row and column of the table."""

@@ -85,10 +85,10 @@ def relative_errors(actual, exact):
     (None, torch.float16),
     (None, torch.bfloat16),
     ((2,), torch.float16),
-    ((2, 16), torch.bfloat16),
-    ((1, 16), torch.float16),
+    pytest.param((2, 16), torch.bfloat16, marks=pytest.mark.slow),
+    pytest.param((1, 16), torch.float16, marks=pytest.mark.slow),
     ((2, 2, 1024), torch.bfloat16),
-    ((2, 2, 1024, 16), torch.float16),
+    pytest.param((2, 2, 1024, 16), torch.float16, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_half_precision_against_float64(shape, dtype, of_gpus):
     half = {name: torch.rand(2, 2, 1024, 16).to(dtype) for name in "qkv"}
