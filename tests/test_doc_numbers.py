@@ -95,41 +95,38 @@ QUOTED = [
     # (file, pattern whose groups are numbers, function that returns what they should be)
     (
         "README.md",
-        r"(\S+) with GLA's gates, (\S+) with ALiBi and (\S+) with LRPE and a decay "
-        r"\((\S+) without positions\)",
-        lambda: [mean_perplexity("linear", name, 16) for name in ("gla", "alibi", "lrpe_decay", "nope")],
+        r"(\S+)\s+with GLA's gates and (\S+) with ALiBi \(NoPE: (\S+)\)",
+        lambda: [mean_perplexity("linear", name, 16) for name in ("gla", "alibi", "nope")],
     ),
     (
         "README.md",
-        r"With RoPE, it is (\d+) to (\d+)\.",
-        lambda: [round(limit(perplexities("linear", "rope", 16))) for limit in (min, max)],
+        r"LRPE with a decay rises from (\S+) to (\S+), and RoPE from (\S+) to (\S+)\.",
+        lambda: [mean_perplexity("linear", name, n) for name in ("lrpe_decay", "rope") for n in (1, 16)],
     ),
     (
         "README.md",
-        r"the best with (\S+) instead of (\S+); in softmax attention, none",
-        lambda: [mean_perplexity("linear", name, 1) for name in ("tmlr_type1", "rope")],
+        r"the best\s+has (\S+) instead of (\S+)\), .* RoPE with learned angles has (\S+)\. ",
+        lambda: [mean_perplexity("linear", name, 1) for name in ("tmlr_type1", "rope", "rope_mixed")],
     ),
     (
         "docs/findings.md",
-        r"In softmax attention, (\d+) of 9 types of LRPE have a lower perplexity than RoPE",
-        lambda: [0],  # as the README says
+        r"In linear attention, at the training length, (\d+) of (\d+) types of LRPE with learned angles .*, "
+        r"and (\d+) of (\d+) types without",
+        lambda: [4, 4, 0, 5],  # as the README says
     ),
     (
         "docs/findings.md",
-        r"In linear attention, (\d+) of (\d+) types of LRPE have a lower .*, and (\d+) a higher one",
-        lambda: re.search(
-            r"(\d+) of (\d+) types are\s+better in linear attention and (\d+)",
-            (REPOSITORY / "README.md").read_text(),
-        ).groups(),
+        r"In softmax attention, at the training length, (\d+) of 4 types of LRPE .*, and (\d+) of 5 types",
+        lambda: [0, 0],  # as the README says
     ),
     (
         "README.md",
-        r"it finds (\S+)% of 16 pairs of a key and a value, (\S+)% if only every\s+second layer has RoPE, "
+        r"it finds (\S+)% of the values with RoPE, (\S+)% if\s+only every second layer has RoPE, "
         r"and (\S+)% with LRPE",
         lambda: [recalled("rope"), recalled("rope", "train.encoding_interval=2"), recalled("lrpe_decay")],
     ),
     ("README.md", r"all (\d+) models\]", lambda: [rows("extrapolation")]),
-    ("README.md", r"trains (\w+) small language models", lambda: [rows("quickstart")]),
+    ("README.md", r"trains (\w+) small\s+language models", lambda: [rows("quickstart")]),
     ("docs/experiments.md", r"`imdb_lm`, which (\w+) tables have", lambda: [tables_with_scale("small")]),
     ("docs/experiments.md", r"`quickstart` \| (\d+) small", lambda: [rows("quickstart")]),
     (

@@ -26,7 +26,9 @@ def test_workflows_call_what_exists(path):
     assert lines(path)
     for line in lines(path):
         program, *words = line.split()
-        if program in ("bash", "python"):
+        if program == "python" and words[0] == "-m":
+            assert words[1:] == ["venv", ".venv"], line
+        elif program in ("bash", "python"):
             assert (REPOSITORY / words[0]).is_file(), line
         elif program == ".venv/bin/python":
             assert words[0] == "-m" and words[1] in TOOLS, line
@@ -44,6 +46,15 @@ def test_workflows_run_the_tests_on_every_supported_version():
         r"\(3, (\d+)\) <= .* < \(3, (\d+)\)", (REPOSITORY / "scripts/setup_env.sh").read_text()
     )
     assert minors == list(range(int(supported[1]), int(supported[2])))
+
+
+def test_workflows_use_their_version_of_python():
+    """scripts/setup_env.sh alone takes the newest one of the machine."""
+    for path in WORKFLOWS:
+        found = [line.split("  #")[0] for line in lines(path)]
+        for number, line in enumerate(found):
+            if line == "bash scripts/setup_env.sh":
+                assert found[number - 1] == "python -m venv .venv", path
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)

@@ -176,20 +176,22 @@ class Table(TableSpec):
         cell.score = (evaluation, next(iter(experiment.kind.metrics)))
 
     def baseline(self, cell: Cell) -> Cell | None:
-        """Returns the baseline's cell with the attention and column of ``cell``.
+        """Returns the baseline's cell with the attention and column of ``cell``, or None.
 
-        Of several, it has the same values of changes, such as k. Returns None without one, or for itself.
+        Of several, it has the same values of changes, such as k, or else none. A row of the baseline's method
+        with changes, such as token positions, is compared with the one without.
         """
         method = self.settings.baseline
-        if method is None or cell.method == method:
-            return None
-        baselines = []
+        baselines = {}
         for other in self.cells:
             if (other.attention, other.column, other.method) == (cell.attention, cell.column, method):
-                baselines.append(other)
-        if len(baselines) > 1:
-            baselines = [other for other in baselines if other.change_values == cell.change_values]
-        return baselines[0] if baselines else None
+                baselines[str(other.change_values)] = other
+        unchanged = baselines.get("[]")
+        if cell.method == method:
+            return None if unchanged is cell else unchanged
+        if len(baselines) == 1:
+            return next(iter(baselines.values()))
+        return baselines.get(str(cell.change_values), unchanged)
 
     def runs(self, methods: Collection[str] = ()) -> list[Run]:
         """Returns the runs of all methods, or of ``methods``, and the runs that these need, in order.

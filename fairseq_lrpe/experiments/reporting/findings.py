@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.reporting import lrpe_and_rope
 from fairseq_lrpe.experiments.reporting.aggregate import rank_correlations
 from fairseq_lrpe.experiments.reporting.answers import training
 from fairseq_lrpe.experiments.reporting.encoding_descriptions import TOKEN_POSITIONS
@@ -27,18 +28,17 @@ from fairseq_lrpe.experiments.reporting.measured_tables import MeasuredTable
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 from fairseq_lrpe.experiments.reporting.settings import machine
-from fairseq_lrpe.methods import ATTENTIONS, METHODS
+from fairseq_lrpe.methods import ATTENTIONS
 
 LENGTHS = {"at the training length": "1 ×", "at 16 times the training length": "16 ×"}
 """{words: column of the table extrapolation}"""
-GATED = {  # {row: the row to which its gate or decay is added}
-    "FoX with RoPE": "RoPE",
-    "LRPE-d": "LRPE (Type1)",
-    "ALiBi": "NoPE",
-}
+GATED = {"FoX with RoPE": "RoPE", "LRPE-d": "LRPE (Type1)", "ALiBi": "NoPE"}
+"""{row: the row to which its gate or decay is added}"""
 SMALL_COST = f"at least {SPEED:g} times the speed and at most {MEMORY:g} times the memory of NoPE"
 SIMILAR = 0.5
 """Smallest rank correlation at which an order counts as similar to the published one."""
+GUESSED = 5
+"""Highest percentage of recalled values, of 16 pairs, that counts as guessing, which is right in 3%."""
 LEAST_RANKED = 5
 """Smallest number of rows of a published column whose rank correlation counts."""
 
@@ -114,7 +114,9 @@ class Findings:
             column = self.column("extrapolation", "1 ×", attention)
             if column.rows:
                 text = f"In {attention} attention, {column.describe_best('perplexity')}"
-                sentences.append(f"{text} {self._describe_cheap(column, attention)}".rstrip())
+                cheap = self._describe_cheap(column, attention)
+                guessing = self._describe_guessing(column, attention)
+                sentences.append(" ".join(filter(None, (text, cheap, guessing))))
         question = "Which encoding suits linear attention, and which softmax attention?"
         return Finding(question, sentences, "extrapolation")
 
@@ -126,6 +128,16 @@ class Findings:
             return ""
         best = min(cheap, key=column.mean)
         return f"Of those with {SMALL_COST}, {best} has the lowest, {column.text(best)}."
+
+    def _describe_guessing(self, column, attention):
+        """Returns a sentence about the best rows of a column that do not learn to recall, or ""."""
+        if not self._is_measured("recall"):
+            return ""
+        recall = self.column("recall", "16 pairs", attention)
+        guessing = [row for row in column.best_rows() if row in recall.rows and recall.mean(row) <= GUESSED]
+        if not guessing:
+            return ""
+        return f"Of the best, {listed(guessing)} recall at most {GUESSED}% of 16 pairs (guessing: 3%)."
 
     def _methods_with_small_cost(self, attention):
         if not self._is_measured("training_speed"):
@@ -146,17 +158,8 @@ class Findings:
         sentences = []
         for attention in ATTENTIONS:
             column = self.column("extrapolation", "1 ×", attention)
-            types = [row for row, method in column.rows.items() if METHODS[method].encoding == "lrpe"]
-            if types and "RoPE" in column.rows:
-                lower = sum(column.is_better(row, "RoPE") for row in types)
-                higher = sum(column.is_better("RoPE", row) for row in types)
-                best = min(types, key=column.mean)
-                sentences.append(
-                    f"In {attention} attention, {lower} of {len(types)} types of LRPE have a lower "
-                    f"perplexity than RoPE at the training length, and {higher} a higher one. "
-                    f"The best, {best}, has {column.text(best)} and RoPE {column.text('RoPE')}; "
-                    f"the difference is {column.difference(best, 'RoPE')}."
-                )
+            sentences += lrpe_and_rope.sentences_of_column(column, attention)
+        sentences += lrpe_and_rope.sentences_of_papers(self.tables, self.runs)
         return Finding("Does LRPE beat RoPE?", sentences, "extrapolation")
 
     def gates_and_decays(self) -> Finding:

@@ -65,6 +65,10 @@ class MeasuredColumn:
                 self.decimals = cell.kind.decimals_of(cell.metric)
         self.differences = Differences(self.values, self.metric)
 
+    @property
+    def has_intervals(self) -> bool:
+        return all(len(values) >= LEAST_SEEDS for values in self.values.values())
+
     def mean(self, row: str) -> float:
         return statistics.fmean(self.values[row].values())
 
@@ -88,17 +92,22 @@ class MeasuredColumn:
     def is_different(self, row: str, other: str) -> bool:
         return self.differences.is_different(row, other)
 
+    def best_rows(self) -> list[str]:
+        """Returns the best row, and in the order of their means those that cannot be told apart from it."""
+        ordered = sorted(self.rows, key=self.mean, reverse=not self.is_falling)
+        return [row for row in ordered if row == ordered[0] or not self.is_different(row, ordered[0])]
+
     def describe_best(self, what: str) -> str:
         """Returns a sentence without its beginning that names the best row and those equal to it.
 
         ``what`` is the measured number in words, such as "perplexity".
         """
-        ordered = sorted(self.rows, key=self.mean, reverse=not self.is_falling)
-        best = ordered[0]
-        equal = [row for row in ordered[1:] if not self.is_different(row, best)]
+        best, *equal = self.best_rows()
         extreme = "lowest" if self.is_falling else "highest"
-        text = f"{best} has the {extreme} {what} of {len(ordered)} methods, {self.text(best)}"
-        if equal:
+        text = f"{best} has the {extreme} {what} of {len(self.rows)} methods, {self.text(best)}"
+        if equal and len(equal) == len(self.rows) - 1:
+            text += "; no other one can be told apart from it"
+        elif equal:
             more = len(equal) - NAMED
             names = equal[:NAMED] + ([f"{more} more"] if more > 0 else [])
             text += f"; {listed(names)} cannot be told apart from it"

@@ -86,7 +86,7 @@ def pages(folder: Path) -> dict[Path, str]:
         link = name
         if shown or name in notes:
             path = folder / f"{name}.md"
-            texts[path] = _table_page(spec, shown, notes.get(name, ""))
+            texts[path] = _table_page(spec, shown, runs, notes.get(name, ""))
             link = f"[{name}]({folder.name}/{name}.md)"
         row = {"table": link, "title": spec.settings.title, "rows": f"{len(spec.rows)}"}
         for scale in reversed(SCALES):
@@ -131,9 +131,9 @@ def _other_pages(folder):
     return others
 
 
-def _table_page(spec, shown, note):
+def _table_page(spec, shown, runs, note):
     findings, _, method = note.partition(f"{METHOD}\n")
-    scales = [_scale_results(scale.table, scale.summary) for scale in shown]
+    scales = [_scale_results(scale, runs) for scale in shown]
     facts = []
     for scale in scales:
         facts += scale.facts
@@ -155,12 +155,15 @@ def _table_page(spec, shown, note):
     return text.rstrip() + "\n"
 
 
-def _scale_results(table, summary):
+def _scale_results(scale, runs):
+    table = scale.table
+    summary = scale.summary
     flag = "" if table.scale == "full" else f" --scale {table.scale}"
     usual = _usual_state(summary)
     facts = [
         f"Command: `bash scripts/table.sh {table.name}{flag}`",
         f"Measured on {parts.experiments(table, summary)}",
+        *parts.machines(runs[run] for run in scale.recorded),
     ]
     return ScaleResults(
         table.scale,

@@ -4,7 +4,8 @@
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 
 import pandas as pd
 
@@ -12,6 +13,8 @@ from fairseq_lrpe.experiments.definition.run import as_text
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import aggregate
 from fairseq_lrpe.experiments.reporting.renderers import Bold, heading
+from fairseq_lrpe.experiments.reporting.run_record import RunRecord
+from fairseq_lrpe.experiments.reporting.settings import machine
 from fairseq_lrpe.utils.numbers import format_number
 
 BOLD = "bold: the best of a column among the rows of the same attention"
@@ -40,6 +43,29 @@ def experiments(table: Table, summary: pd.DataFrame) -> str:
         texts.append(f"{name} ({aggregate.describe_lengths(sorted(lengths))})")
     substitute = "" if table.scale == "full" else ", a small substitute: compare ranks, not values"
     return ", ".join(texts) + substitute
+
+
+def machines(records: Iterable[RunRecord]) -> Iterator[str]:
+    """Yields texts about the versions and the machines that measured runs, with the numbers of runs."""
+    versions = Counter()
+    names = Counter()
+    uncommitted = 0
+    for record in records:
+        versions[record.settings.get("versions", {}).get("fairseq_lrpe", "unknown")] += 1
+        names[machine(record.settings)] += 1
+        uncommitted += bool(record.settings.get("git", {}).get("dirty"))
+    text = f"Versions of fairseq-lrpe: {_counted(versions)}"
+    if uncommitted:
+        text += f"; {uncommitted} run{'s' * (uncommitted != 1)} with uncommitted changes"
+    yield text
+    yield f"Machines: {_counted(names)}"
+
+
+def _counted(counter):
+    """Returns texts with their counts, such as "a (2 runs), b (1 run)"; a single text has no count."""
+    if len(counter) == 1:
+        return next(iter(counter))
+    return ", ".join(f"{text} ({count} run{'s' * (count != 1)})" for text, count in counter.most_common())
 
 
 def metrics(summary: pd.DataFrame) -> str:

@@ -77,8 +77,8 @@ def answers(runs, methods=0):
 def test_answers():
     found = answers(records(ROWS))
     [sentence] = found["Does LRPE beat RoPE?"]
-    assert "In linear attention, 1 of 1 types of LRPE have a lower perplexity than RoPE" in sentence
-    assert "LRPE (Type1), has 8.02 and RoPE 9.02" in sentence
+    assert "1 of 1 types of LRPE with learned angles are better than RoPE, and 0 of 0 types without" in sentence
+    assert "LRPE (Type1), has 8.02 and RoPE 9.02" in sentence and "RoPE-Mixed, has no number." in sentence
     short, long = found["Which absolute positions help linear attention?"]
     assert "1 of 1 kinds" in short and "better than NoPE (11.02): NoPE with an RNN (5.02)." in long
     assert "width 64, the longest training 800 updates" in found["What has nobody measured yet?"][1]
@@ -107,4 +107,6 @@ def test_listed(texts, expected):
 
 def test_listed_rows_are_few():
     many = {cell.row: 7.0 for cell in extrapolation().cells}
+    assert "; no other one can be told apart from it" in column(records(many)).describe_best("perplexity")
+    many["NoPE"] = 11.0
     assert " more cannot be told apart" in column(records(many)).describe_best("perplexity")

@@ -367,6 +367,14 @@ def test_baseline_has_the_same_k():
     assert pairs == {f"LFHC-RPE k={k}": f"Shaw-RPE k={k}" for k in (4, 8, 12, 16)}
 
 
+def test_rows_with_changes_are_compared_with_the_unchanged_baseline():
+    table = Table("recall", "mini")
+    baselines = {cell.row: table.baseline(cell) for cell in table.cells if cell.attention == "linear"}
+    assert baselines.pop("NoPE") is None
+    assert {baseline.row for baseline in baselines.values()} == {"NoPE"}
+    assert {"NoPE with a convolution", "RoPE in every second layer"} <= baselines.keys()
+
+
 def test_average_over_columns_of_different_lengths(runs, configs):
     """The average of a seed needs the seed in all columns; their lengths may differ."""
     short = {**MEASURED, "changes": {"updates": 50}}
