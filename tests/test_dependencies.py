@@ -223,12 +223,12 @@ def test_models_of_transformers_name_their_extra():
     message = (
         "ImportError: fairseq_lrpe.hf needs Transformers (transformers is not installed): run `pip install "
     )
-    assert done.returncode == 1 and done.stderr.splitlines()[-1] == message + "'fairseq-lrpe[hf]'`"
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == message + "'.[hf]'` in the checkout"
 
 
 def test_commands_name_the_extra_where_only_torch_is_installed():
     # The command table imports it at its start, and generate when it runs.
     for words in (["table"], ["generate", "x"]):
         done = run_without({"omegaconf"}, f"from fairseq_lrpe.cli import main; main({words})")
-        message = f"lrpe {words[0]}: omegaconf is not installed: run `pip install 'fairseq-lrpe[train]'`"
+        message = f"lrpe {words[0]}: omegaconf is not installed: run `pip install '.[train]'` in the checkout"
         assert (done.returncode, done.stderr.strip()) == (1, message)

@@ -7,7 +7,7 @@ from support.tiny import REPOSITORY
 
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.experiments.reporting.encoding_descriptions import RULES
-from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.methods import METHODS, canonical
 from fairseq_lrpe.positions import POSITIONS
 
 README = (REPOSITORY / "README.md").read_text("utf-8")
@@ -58,6 +58,12 @@ def positions_table():
         f"| [`{name}`]({path(cls)}) | {first_sentence(cls)} |\n" for name, cls in sorted(POSITIONS.items())
     ]
     return POSITION_HEADER + "".join(rows)
+
+
+def test_numbers_of_methods_and_positions():
+    methods = len(set(map(canonical, METHODS)))
+    assert f"<summary>{methods} methods with {len(METHODS)} names: encodings in attention</summary>" in README
+    assert f"| fairseq-lrpe | {methods} methods, and {len(POSITIONS)} kinds of token positions |" in README
 
 
 @pytest.mark.parametrize("table", [methods_table, positions_table])

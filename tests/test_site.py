@@ -86,6 +86,11 @@ def test_reference_has_every_registered_class(site, pages, name, registry):
             assert option in text and " ".join(help_text.split()) in " ".join(text.split()), key
 
 
+def test_tables_in_folded_parts_are_tables(site, pages):
+    for path in (site / "index.html", site / "results/extrapolation.html"):
+        assert not [text for text in pages[path].text.values() if "\n| " in text], path
+
+
 def test_markup_of_docstrings_is_converted(pages):
     for path, page in pages.items():
         if "api" in path.parts:

@@ -135,7 +135,7 @@ def run(name: str, arguments: list[str], imports: Iterable[str]) -> None:
     except ModuleNotFoundError as error:
         if str(error.name).startswith(("fairseq_lrpe", "data_prep")):  # a bug
             raise
-        sys.exit(f"lrpe {name}: {error}: run `pip install 'fairseq-lrpe[train]'`")
+        sys.exit(f"lrpe {name}: {error}: run `pip install '.[train]'` in the checkout")
     except KeyboardInterrupt:
         sys.exit(130)  # the import of torch and fairseq takes seconds
 

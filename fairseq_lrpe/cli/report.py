@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     with exit_on_error("report"):
         if find_spec("plotly") is None:
-            raise UserError("plotly is missing: run `pip install 'fairseq-lrpe[report]'`")
+            raise UserError("plotly is missing: run `pip install '.[report]'` in the checkout")
         if args.atlas:
             if not args.results:
                 check_recorded(RECORDED)

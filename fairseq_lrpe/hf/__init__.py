@@ -11,7 +11,7 @@ For example, for a model in a folder or of the hub:
 try:
     import transformers  # noqa: F401
 except ModuleNotFoundError as error:
-    message = f"fairseq_lrpe.hf needs Transformers ({error}): run `pip install 'fairseq-lrpe[hf]'`"
+    message = f"fairseq_lrpe.hf needs Transformers ({error}): run `pip install '.[hf]'` in the checkout"
     raise ImportError(message) from None
 
 from fairseq_lrpe.hf.replacement import from_pretrained, replace_positions

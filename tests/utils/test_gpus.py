@@ -74,7 +74,7 @@ def no_cache():
 
 @pytest.mark.parametrize("capability, installed, missing", [
     (V100, True, "compute capability 8.0, and card has 7.0"),
-    ((8, 0), False, "the package fla-core (pip install 'fairseq-lrpe[gpu]')"),
+    ((8, 0), False, "the package fla-core (pip install '.[gpu]' in the checkout)"),
     ((8, 0), True, None),
     (H100, True, None),
 ])  # fmt: skip

@@ -80,7 +80,7 @@ def _missing_requirement(device, backend):
         name = torch.cuda.get_device_name(device)
         return "compute capability {}.{}, and {} has {}.{}".format(*MIN_COMPUTE_CAPABILITY, name, *capability)
     package = {"fla": "fla-core", "triton": "triton"}[backend]
-    return None if find_spec(backend) else f"the package {package} (pip install 'fairseq-lrpe[gpu]')"
+    return None if find_spec(backend) else f"the package {package} (pip install '.[gpu]' in the checkout)"
 
 
 def fla_supports(q: Tensor, k: Tensor, v: Tensor) -> bool:

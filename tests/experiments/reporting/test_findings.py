@@ -77,7 +77,7 @@ def answers(runs, methods=0):
 def test_answers():
     found = answers(records(ROWS))
     [sentence] = found["Does LRPE beat RoPE?"]
-    assert "1 of 1 types of LRPE with learned angles are better than RoPE, and 0 of 0 types without" in sentence
+    assert "1 of 1 types of LRPE with learned angles are better than RoPE, and 0 of 0 types" in sentence
     assert "LRPE (Type1), has 8.02 and RoPE 9.02" in sentence and "RoPE-Mixed, has no number." in sentence
     short, long = found["Which absolute positions help linear attention?"]
     assert "1 of 1 kinds" in short and "better than NoPE (11.02): NoPE with an RNN (5.02)." in long

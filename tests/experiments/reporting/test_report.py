@@ -162,7 +162,7 @@ def test_plot_of_columns_of_the_same_runs(runs, configs):
 def test_without_plotly(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     done = run_here(command.main, "--results", runs)
-    message = "report: plotly is missing: run `pip install 'fairseq-lrpe[report]'`"
+    message = "report: plotly is missing: run `pip install '.[report]'` in the checkout"
     assert done.stderr.splitlines()[-1] == message and not (runs / "report.html").exists()
 
 
