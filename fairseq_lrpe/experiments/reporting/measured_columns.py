@@ -92,9 +92,13 @@ class MeasuredColumn:
     def is_different(self, row: str, other: str) -> bool:
         return self.differences.is_different(row, other)
 
+    def ordered(self) -> list[str]:
+        """Returns the rows in the order of their means, the best one first."""
+        return sorted(self.rows, key=self.mean, reverse=bool(self.rows) and not self.is_falling)
+
     def best_rows(self) -> list[str]:
         """Returns the best row, and in the order of their means those that cannot be told apart from it."""
-        ordered = sorted(self.rows, key=self.mean, reverse=not self.is_falling)
+        ordered = self.ordered()
         return [row for row in ordered if row == ordered[0] or not self.is_different(row, ordered[0])]
 
     def describe_best(self, what: str) -> str:

@@ -11,6 +11,7 @@ from fairseq_lrpe.experiments.definition.table_settings import SCALES
 from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.reporting import recorded_results
 from fairseq_lrpe.experiments.reporting import table_parts as parts
+from fairseq_lrpe.experiments.reporting.at_a_glance import at_a_glance
 from fairseq_lrpe.experiments.reporting.blocks import render
 from fairseq_lrpe.experiments.reporting.differences import corrected_for
 from fairseq_lrpe.experiments.reporting.findings import Findings
@@ -18,6 +19,7 @@ from fairseq_lrpe.experiments.reporting.measured_tables import measured_tables
 from fairseq_lrpe.experiments.reporting.omissions import omissions
 from fairseq_lrpe.experiments.reporting.renderers import Section, format_interval, markdown
 from fairseq_lrpe.experiments.reporting.run_record import by_run, readable
+from fairseq_lrpe.methods import ATTENTIONS
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_file, output_folder
 
@@ -116,9 +118,20 @@ def _findings_page(folder, findings):
         folder=folder.name,
         findings=answered,
         models=list(findings.describe_models()),
+        glances=_glances(findings),
         figures={path.name for path in folder.parent.glob("*.png")},
     )
     return text.rstrip() + "\n"
+
+
+def _glances(findings):
+    """Returns {attention: Markdown of its methods at a glance}, without attentions that have no numbers."""
+    texts = {}
+    for attention in ATTENTIONS:
+        frame = at_a_glance(attention, findings.column)
+        if (frame.drop(columns="method") != "-").any(axis=None):
+            texts[attention] = _text([Section("", frame)])
+    return texts
 
 
 def _other_pages(folder):

@@ -7,9 +7,11 @@ import pandas as pd
 import pytest
 
 from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.reporting.at_a_glance import PROPERTIES, at_a_glance
 from fairseq_lrpe.experiments.reporting.findings import GATED, LEAST_RANKED, Findings
 from fairseq_lrpe.experiments.reporting.measured_columns import MeasuredColumn, listed
 from fairseq_lrpe.experiments.reporting.measured_tables import MeasuredTable
+from fairseq_lrpe.experiments.reporting.renderers import Bold
 
 ROWS = {"NoPE": 11.0, "RoPE": 9.0, "ALiBi": 7.0, "FoX": 7.01, "LRPE (Type1)": 8.0, "NoPE with an RNN": 5.0}
 
@@ -83,6 +85,18 @@ def test_answers():
     assert "1 of 1 kinds" in short and "better than NoPE (11.02): NoPE with an RNN (5.02)." in long
     assert "width 64, the longest training 800 updates" in found["What has nobody measured yet?"][1]
     assert "Which methods recall what they have read?" not in found  # there are no records
+
+
+def test_methods_at_a_glance():
+    """The three best rows and those for comparison; the best and a row with the same digits are bold."""
+    rows = {**ROWS, "xPos": 7.001, "PER": 7.5}
+    names = {each.table for each in PROPERTIES}
+    tables = {name: {"mini": MeasuredTable(Table(name, "mini"), set(), set(), None)} for name in names}
+    frame = at_a_glance("linear", Findings(records(rows), tables).column)
+    assert list(frame["method"]) == ["ALiBi", "xPos", "FoX", "RoPE", "NoPE"]
+    assert frame.iloc[1, 1] == "7.02" and isinstance(frame.iloc[1, 1], Bold)
+    assert frame.iloc[2, 1] == "7.03" and not isinstance(frame.iloc[2, 1], Bold)
+    assert set(frame.iloc[:, -1]) == {"-"}
 
 
 def test_ranks():

@@ -1,0 +1,59 @@
+"""A table of the methods that are best in something, for the page of findings."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pandas as pd
+
+from fairseq_lrpe.experiments.reporting.measured_columns import FOR_COMPARISON, MeasuredColumn
+from fairseq_lrpe.experiments.reporting.renderers import Bold
+
+BEST = 3
+"""Number of rows of each property that the table shows."""
+
+
+class Property(NamedTuple):
+    """A column of the table."""
+
+    heading: str
+    table: str
+    column: str
+    is_goal: bool = True  # whether the best rows of the column are shown
+
+
+PROPERTIES = (
+    Property("perplexity", "extrapolation", "1 ×"),
+    Property("at 16 × the length", "extrapolation", "16 ×"),
+    Property("recall of 16 pairs (%)", "recall", "16 pairs"),
+    Property("numbers found at 4 × the length (%)", "needle", "4 ×"),
+    Property("speed of training", "training_speed", "speed at 2,048", is_goal=False),
+)
+
+
+def at_a_glance(attention: str, column_of: Callable[[str, str, str], MeasuredColumn]) -> pd.DataFrame:
+    """Returns the methods that are among the best of a property, with all properties, and NoPE and RoPE.
+
+    Args:
+        attention: type of attention.
+        column_of: function that returns the column with a table's name, a name and an attention.
+
+    Returns:
+        A DataFrame of texts, in which the best numbers of a property are bold, and "-" stands for a missing
+        number. Methods are in the order of the first property.
+    """
+    columns = {each: column_of(each.table, each.column, attention) for each in PROPERTIES}
+    shown = dict.fromkeys(FOR_COMPARISON)
+    for each, column in columns.items():
+        if each.is_goal:
+            shown |= dict.fromkeys(column.ordered()[:BEST])
+    first = columns[PROPERTIES[0]]
+    order = {row: number for number, row in enumerate(first.ordered())}
+    lines = []
+    for row in sorted(shown, key=lambda row: order.get(row, len(order))):
+        line = {"method": row}
+        for each, column in columns.items():
+            text = column.text(row) if row in column.rows else "-"
+            is_best = each.is_goal and text in [column.text(best) for best in column.ordered()[:1]]
+            line[each.heading] = Bold(text) if is_best else text
+        lines.append(line)
+    return pd.DataFrame(lines, dtype=object)
