@@ -150,6 +150,7 @@ def test_import_of_the_package_loads_nothing(tmp_path):
     assert done.stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_trained_run_names_its_module(tmp_path, data_bin):
     """Also if its code or the flags of its method change after the training."""
     (tmp_path / "mine.py").write_text(TINY_EXTENSION)

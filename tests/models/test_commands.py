@@ -7,7 +7,6 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from support.commands import EVALUATIONS, evaluated_loss, generated_lines, loss_of_samples, validated
 from support.tiny import BIN, PLUGIN, run_command, run_here, succeeded, train_flags
 
-ARCHITECTURES = ("linear_lm_tmlr_type1", "softmax_lm_rope", "linear_lm_kda")
 GENERATION = (
     f"--user-dir {PLUGIN} --task language_modeling --cpu --beam 3 --max-len-a 0 --min-len 8 "
     "--sample-break-mode eos --tokens-per-sample 32 --batch-size 5 --required-batch-size-multiple 1"
@@ -15,24 +14,40 @@ GENERATION = (
 
 
 @pytest.fixture(scope="module")
-def trained(train, data_bin, tmp_path_factory):
-    """Checkpoints of models, the first trained in a new process, the last one resumed after two updates."""
-    folder = tmp_path_factory.mktemp("trained")
-    linear, softmax, delta = ARCHITECTURES
-    flags = train_flags(data_bin, linear, folder / linear, "--max-update", 6, "--no-epoch-checkpoints")
+def linear(data_bin, tmp_path_factory):
+    """A model that was trained in a new process."""
+    folder = tmp_path_factory.mktemp("linear")
+    flags = train_flags(data_bin, "linear_lm_tmlr_type1", folder, "--max-update", 6, "--no-epoch-checkpoints")
     succeeded(run_command(BIN / "fairseq-train", *flags))
-    succeeded(train(softmax, folder / softmax, "--max-update", 6, "--no-epoch-checkpoints"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def softmax(train, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("softmax")
+    succeeded(train("softmax_lm_rope", folder, "--max-update", 6, "--no-epoch-checkpoints"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def delta(train, tmp_path_factory):
+    """A model whose training was resumed after two updates."""
+    folder = tmp_path_factory.mktemp("delta")
     rotated = ("--encoding", "lrpe", "--lrpe-core", "unitary", "--no-epoch-checkpoints")
-    succeeded(train(delta, folder / delta, "--max-update", 2, *rotated))
-    succeeded(train(delta, folder / delta, "--max-update", 6, *rotated))
+    succeeded(train("linear_lm_kda", folder, "--max-update", 2, *rotated))
+    succeeded(train("linear_lm_kda", folder, "--max-update", 6, *rotated))
     return folder
 
 
 @pytest.fixture(
-    params=[ARCHITECTURES[0], *(pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHITECTURES[1:])]
+    params=[
+        "linear",
+        pytest.param("softmax", marks=pytest.mark.slow),
+        pytest.param("delta", marks=pytest.mark.slow),
+    ]
 )
-def checkpoint(request, trained):
-    return trained / request.param / "checkpoint_last.pt"
+def checkpoint(request):
+    return request.getfixturevalue(request.param) / "checkpoint_last.pt"
 
 
 def run(name, *arguments):

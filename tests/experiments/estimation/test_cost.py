@@ -95,7 +95,7 @@ def test_a_training_step(family, arch, length, gpu_path):
     assert 0.7 < (16 * parameters + one.saved) / measured < 1.4
 
 
-@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+@pytest.mark.parametrize("precision", ["fp16", pytest.param("fp32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("family", "arch", "length"),
     [

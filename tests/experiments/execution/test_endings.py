@@ -62,6 +62,7 @@ def only_run(folder):
     return record
 
 
+@pytest.mark.slow
 def test_time_limit(data_bin, tmp_path):
     """A stopped training is continued by the same command, and then equals an uninterrupted one."""
     limited = words_of(data_bin, tmp_path / "limited", "train.stop_time_hours=1e-9")
