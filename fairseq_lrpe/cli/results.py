@@ -10,8 +10,10 @@ without a record and runs on other data are not compared. The exit code is 1 if 
 --record if a finished run was not recorded.
 
 --validate prints a line for each problem of recorded results, such as those of a contribution: settings other
-than those in configs, versions, data or hardware that are not named, and numbers or curves without their run.
-With --results BASE, records in BASE must be unchanged. The exit code is 1 if there is a problem.
+than those in configs, versions, data or hardware that are not named, numbers that cannot be measured or are
+missing, and numbers or curves without their run. With --results BASE, records in BASE must be unchanged, and
+only the runs that BASE lacks are new: these must name a commit without changes and the details of their
+machine, which some records of earlier versions lack. The exit code is 1 if there is a problem.
 
 examples:
   lrpe results --table tmlr_table2 --scale mini

@@ -41,8 +41,13 @@ def differences(before: dict[str, object], now: dict[str, object], prefix: str =
     """Returns the differences of flat settings as "KEY was VALUE, now VALUE"; a missing value is None."""
     texts = []
     for key in dict.fromkeys([*before, *now]):
-        if before.get(key) != now.get(key):
-            texts.append(f"{prefix}{key} was {before.get(key)}, now {now.get(key)}")
+        old = before.get(key)
+        new = now.get(key)
+        if old != new:
+            if str(old) == str(new):  # such as a number and a text
+                old = repr(old)
+                new = repr(new)
+            texts.append(f"{prefix}{key} was {old}, now {new}")
     return texts
 
 

@@ -36,14 +36,23 @@ def validate(model: type[ModelType], content: object) -> ModelType:
     try:
         return model.model_validate(content)
     except ValidationError as errors:
-        details = errors.errors(include_url=False, include_input=False)
-    error = min(details, key=lambda error: error["type"] != "extra_forbidden")  # an unknown key, if any
-    location = ""
-    for key in error["loc"]:
-        location += f"[{key}]" if isinstance(key, int) else f".{key}"
-    message = error["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
-    message = MESSAGES.get(error["type"], f"{message[0].lower()}{message[1:]}")
-    raise UserError(f"{location.removeprefix('.')}: {message}" if location else message)
+        first, *_ = error_texts(errors)
+        raise UserError(first) from None
+
+
+def error_texts(errors: ValidationError) -> list[str]:
+    """Returns a text for each error, such as "train.lr: unknown key"; those about unknown keys are first."""
+    details = errors.errors(include_url=False, include_input=False)
+    details.sort(key=lambda error: error["type"] != "extra_forbidden")
+    texts = []
+    for error in details:
+        location = ""
+        for key in error["loc"]:
+            location += f"[{key}]" if isinstance(key, int) else f".{key}"
+        message = error["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
+        message = MESSAGES.get(error["type"], f"{message[0].lower()}{message[1:]}")
+        texts.append(f"{location.removeprefix('.')}: {message}" if location else message)
+    return texts
 
 
 Values = Annotated[list[Any], Field(min_length=1)]

@@ -17,6 +17,8 @@ DIVERGED = "diverged"
 TIME_LIMIT = "stop_time_hours"
 FINAL = (DIVERGED, "patience", "stop_min_lr")
 """Reasons after which a training is not continued."""
+REASONS = (*FINAL, "max_epoch")
+"""Reasons of recorded endings."""
 MESSAGES = {
     # fairseq raises the same exception if the gradients of two processes differ.
     DIVERGED: re.compile("FloatingPointError: (gradients are Nan/Inf|(AMP: )?Minimum loss scale reached)"),
@@ -74,7 +76,7 @@ def find_ending(logs: Sequence[Path], command: list[str], reached: int, planned:
         reason = "max_epoch"
     if reason in ("patience", "stop_min_lr", "max_epoch") and not reached:
         raise UserError(f"{reason} stopped the training before its first update: change this flag's value")
-    if reason in (*FINAL, "max_epoch"):
+    if reason in REASONS:
         return {"updates": reached, "reason": reason}
     unknown = f"an unknown cause, see {', '.join(map(str, logs))}"
     cause = "the time limit --stop-time-hours" if reason == TIME_LIMIT else unknown

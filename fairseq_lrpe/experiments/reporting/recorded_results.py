@@ -4,7 +4,7 @@ The folder contains settings/EXPERIMENT.jsonl, with one JSON object per run, mea
 one line per number, curves/EXPERIMENT.csv, with one line per point, and attention_weights.csv.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -39,14 +39,32 @@ def check_recorded(folder: Path) -> None:
 def read_settings(folder: Path) -> dict[Run, dict]:
     """Returns {run: line of the run in settings/EXPERIMENT.jsonl} of a folder of recorded results."""
     lines = {}
+    places = {}
     for path in sorted((folder / "settings").glob("[!.]*.jsonl")):
         try:
-            for text in read_file(path).splitlines():
+            for number, text in enumerate(read_file(path).splitlines(), 1):
                 line = parse_object(text, RecordedSettings)
-                lines[Run.of(line)] = line
+                run = Run.of(line)
+                if run in lines:
+                    raise UserError(f"line {number} is about {run}, as {places[run]}")
+                lines[run] = line
+                places[run] = f"line {number} of {path.name}"
         except ValueError as error:
             raise _damaged(path, error) from None
     return lines
+
+
+def runs_on_other_data(lines: Mapping[Run, dict]) -> Iterator[tuple[Run, Run]]:
+    """Yields (run, first run) if a table compares both, and they were trained on different data.
+
+    Args:
+        lines: {run: line in the file of settings}; the first run of an experiment determines its data.
+    """
+    first = {}
+    for run, line in lines.items():
+        other = first.setdefault((run.experiment, run.changes), run)
+        if line.get("data") != lines[other].get("data"):
+            yield run, other
 
 
 def read_recorded(folder: Path, folders: Collection[Path] | None = None) -> list[RunRecord]:
@@ -94,12 +112,28 @@ def _as_record(folder, run, settings, measured):
 
 
 def read_by_run(paths, columns):
-    """Returns {values of the columns ``RUN``: rows of the other columns} from CSV files."""
+    """Returns {values of the columns ``RUN``: rows of the other columns} from CSV files.
+
+    Raises:
+        UserError: if a file is damaged, or two files have rows of the same run.
+    """
     rows_by_run = {}
+    path_of = {}
     for path in sorted(paths):
-        for row in read_csv(path, columns).itertuples(index=False, name=None):
-            rows_by_run.setdefault(row[: len(RUN)], []).append(row[len(RUN) :])
+        for index, *row in read_csv(path, columns).itertuples(name=None):
+            key = tuple(row[: len(RUN)])
+            other = path_of.setdefault(key, path)
+            if other != path:
+                wrong = f"line {_line_number(index)} is about {row_text(key)}, as lines of {other.name}"
+                raise _damaged(path, wrong)
+            rows_by_run.setdefault(key, []).append(tuple(row[len(RUN) :]))
     return rows_by_run
+
+
+def row_text(key: tuple) -> str:
+    """Returns the text of a run from its values of the columns ``RUN``."""
+    experiment, attention, method, changes, seed = key
+    return "/".join(filter(None, (experiment, f"{attention}_{method}", changes, f"seed-{seed}")))
 
 
 def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int, float]]]:
@@ -121,16 +155,32 @@ def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
     """Returns the columns of a CSV file as a DataFrame.
 
     Raises:
-        UserError: if the file is damaged, or two lines differ at most in the value.
+        UserError: if the file is damaged, or two lines differ at most in the value and what follows it.
     """
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, usecols=columns)
         frame = frame.astype(types_of(columns))
-        if frame.duplicated(columns[: columns.index("value")]).any():
-            raise ValueError("two lines differ at most in the value")
+        frame = frame[columns]
+        _check_unique(frame, columns[: columns.index("value")])
     except ValueError as error:
         raise _damaged(path, error) from None
-    return frame[columns]
+    return frame
+
+
+def _check_unique(frame, names):
+    """Raises UserError if two rows have the same values in the columns ``names``."""
+    is_repeated = frame.duplicated(names)
+    if is_repeated.any():
+        index = is_repeated.idxmax()
+        values = frame.loc[index, names].tolist()
+        number = " ".join(map(str, values[len(RUN) :]))
+        run = row_text(values[: len(RUN)])
+        raise UserError(f"line {_line_number(index)} repeats {number} of {run}")
+
+
+def _line_number(index):
+    """Returns the number of the line, counted from 1, of the row ``index`` after the header."""
+    return index + 2
 
 
 def types_of(columns: list[str]) -> dict[str, type]:

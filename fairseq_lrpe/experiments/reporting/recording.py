@@ -99,14 +99,11 @@ def _problem(record, configured):
 
 def _check_data(lines):
     """Raises UserError if runs that a table compares were trained on different data."""
-    first = {}
-    for run, line in lines.items():
-        other = first.setdefault((run.experiment, run.changes), run)
-        if line.get("data") != lines[other].get("data"):
-            raise UserError(
-                f"{other} and {run} were trained on different data (data in run.json): record the runs of "
-                "the experiment on the same data at once, or use another folder"
-            )
+    for run, other in recorded_results.runs_on_other_data(lines):
+        raise UserError(
+            f"{other} and {run} were trained on different data (data in run.json): record the runs of "
+            "the experiment on the same data at once, or use another folder"
+        )
 
 
 def record_weights(experiment: str, results: Path, folder: Path) -> int:

@@ -1,31 +1,39 @@
 """Validation of a folder of recorded results, such as a contribution's, before it becomes part of others."""
 
-import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
+import pandas as pd
+
+from fairseq_lrpe.experiments.execution import endings
 from fairseq_lrpe.experiments.reporting import recorded_results
-from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS, POINTS, WEIGHTS
+from fairseq_lrpe.experiments.reporting.number_rules import (
+    curve_problems,
+    fingerprint,
+    measurement_problems,
+)
+from fairseq_lrpe.experiments.reporting.record_changes import line_changes, number_changes
+from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS, POINTS, WEIGHTS, row_text
 from fairseq_lrpe.experiments.reporting.run_record import row_key
+from fairseq_lrpe.experiments.reporting.settings import compared, configured_settings, different_settings
+from fairseq_lrpe.experiments.reporting.settings_rules import NewRunSettings, RunSettings, settings_problems
 
 FILES = {
     "measurements": ("measurements/[!.]*.csv", MEASUREMENTS),
-    "curves": ("curves/[!.]*.csv", POINTS),
+    "curve points": ("curves/[!.]*.csv", POINTS),
     "attention weights": ("attention_weights.csv", WEIGHTS),
 }
 """{what files contain: (their names, their columns)}"""
-VERSIONS = ("torch", "fairseq_lrpe")
-"""The packages whose versions determine the digits of a result."""
-MACHINE = re.compile(r"\d+ × \S|CPU \(\S")
-"""The beginning of a recorded machine that names its GPUs or its CPU."""
 
 
 def validate(folder: Path, base: Path | None = None) -> list[str]:
     """Returns a line for each problem of a folder of recorded results.
 
-    A problem is a run whose settings are not those of configs, or which names no versions, data or hardware;
-    numbers and curves without their run, or a run without them; and a difference from the records of
-    ``base``, if it is given. Runs that ``base`` contains are only compared with it.
+    Runs that ``base`` contains are only compared with it. All others must comply with the rules in
+    ``settings_rules`` and ``number_rules``, have the settings that configs defines, and be measured on the
+    data of the other runs of their experiment. Without ``base``, no run is considered new.
 
     Raises:
         UserError: if a folder has no recorded results, or a file is damaged.
@@ -34,23 +42,37 @@ def validate(folder: Path, base: Path | None = None) -> list[str]:
     numbers = _read_numbers(folder)
     problems = []
     before = {}
+    model = RunSettings
     if base is not None:
         before = _read_lines(base)
-        problems += _changes(before, lines, _read_numbers(base), numbers)
-    for record in recorded_results.read_recorded(folder):
-        if record.run not in before:
-            settings_problems = [record.problem] if record.problem else record.omitted
-            for text in settings_problems:
-                problems.append(f"{record.run}: its settings differ from those in configs: {text}")
-            for text in _line_problems(lines[record.run]):
-                problems.append(f"{record.run}: {text}")
-            for text in _number_problems(record, numbers):
-                problems.append(f"{record.run}: {text}")
-    known = {row_key(run) for run in lines}
+        model = NewRunSettings
+        problems += line_changes(before, lines)
+        for content, earlier in _read_numbers(base).items():
+            problems += number_changes(content, earlier, numbers[content], lines)
+    problems += _file_problems(folder, before | lines)
+    checked = [run for run in lines if run not in before]
+    configured = configured_settings(checked)
+    usual = _usual_metrics(lines, numbers["measurements"])
+    earlier_lines = {run: lines[run] for run in before if run in lines}
+    shared = _shared_problems(earlier_lines | lines, numbers)
+    for run in checked:
+        line = lines[run]
+        points = _curve(run, numbers)
+        defined = configured.get(run)
+        rows = numbers["measurements"].get(row_key(run), {})
+        for text in chain(
+            settings_problems(line, model),
+            _differences(run, line, defined),
+            shared.get(run, ()),
+            measurement_problems(rows, line, _evaluations(defined), usual[run.experiment, run.changes]),
+            curve_problems(points, line),
+        ):
+            problems.append(f"{run}: {text}")
+    known = {row_key(run) for run in before | lines}
     for content, by_run in numbers.items():
         for key in by_run:
             if key not in known:
-                problems.append(f"{_run_text(key)}: {content} without a line in settings/")
+                problems.append(f"{row_text(key)}: {content} without a line in settings/")
     return problems
 
 
@@ -61,65 +83,76 @@ def _read_lines(folder):
 
 
 def _read_numbers(folder):
-    """Returns {what files contain: {row_key(run): {names of a number: text of the number}}}."""
+    """Returns {what files contain: {row_key(run): {names of a number: the number and its signature}}}."""
     numbers = {}
     for content, (pattern, columns) in FILES.items():
         names = columns.index("value") - len(recorded_results.RUN)
         numbers[content] = {}
         for key, rows in recorded_results.read_by_run(folder.glob(pattern), columns).items():
-            # Texts are compared, because NaN differs from itself.
-            numbers[content][key] = {row[:names]: " ".join(map(str, row[names:])) for row in rows}
+            numbers[content][key] = {row[:names]: row[names:] for row in rows}
     return numbers
 
 
-def _line_problems(line) -> Iterator[str]:
-    """Yields what a line of settings/ does not name."""
-    for package in VERSIONS:
-        if not line.get("versions", {}).get(package):
-            yield f"its settings name no version of {package} (versions)"
-    if not line.get("data"):
-        yield "its settings name no data (data)"
-    if not MACHINE.match(line.get("machine", "")):
-        yield f"its settings name no CPU or GPU (machine is {line.get('machine', '')!r})"
+def _file_problems(folder, lines) -> Iterator[str]:
+    """Yields a line for each file with columns that reading ignores, or that recording would not update."""
+    names = {run.experiment.replace("/", "-") for run in lines}
+    for pattern in ("settings/[!.]*.jsonl", "measurements/[!.]*.csv", "curves/[!.]*.csv"):
+        for path in sorted(folder.glob(pattern)):
+            if path.stem not in names:
+                yield f"{path.relative_to(folder)}: no recorded experiment has this name"
+    for pattern, columns in FILES.values():
+        for path in sorted(folder.glob(pattern)):
+            unknown = [name for name in pd.read_csv(path, nrows=0).columns if name not in columns]
+            if unknown:
+                yield f"{path.relative_to(folder)}: unknown columns {', '.join(unknown)}"
 
 
-def _number_problems(record, numbers) -> Iterator[str]:
-    """Yields the evaluations without numbers of a run, and what is wrong with its curve."""
-    key = row_key(record.run)
-    measured = {evaluation for evaluation, _ in numbers["measurements"].get(key, ())}
-    evaluated = set(record.settings["evaluations"])
-    if not measured:
-        yield "it has no measurements"
-    for name in sorted(evaluated - measured):
-        yield f"its evaluation {name} has settings, but no measurements"
-    for name in sorted(measured - evaluated - {"training"}):
-        yield f"its evaluation {name} has measurements, but no settings"
-    updates = [number for (number,) in numbers["curves"].get(key, ())]
-    validates = record.kind.curve and not record.settings["config"].get("train.disable_validation")
-    if validates and record.updates and not updates and not record.is_diverged:
-        yield "it has no curve"
-    if updates and max(updates) > record.updates:
-        yield f"its curve ends at update {max(updates)}, after the {record.updates} updates of its training"
+def _curve(run, numbers):
+    """Returns {updates: value} of a run's curve."""
+    points = numbers["curve points"].get(row_key(run), {})
+    return {updates: value for (updates,), (value,) in points.items()}
 
 
-def _changes(before, lines, old_numbers, numbers) -> Iterator[str]:
-    """Yields the differences of runs and numbers from earlier ones, to which new ones may be added."""
-    for run, line in before.items():
-        if run not in lines:
-            yield f"{run}: it is removed"
-        elif line != lines[run]:
-            now = lines[run]
-            names = [name for name in line.keys() | now.keys() if line.get(name) != now.get(name)]
-            yield f"{run}: its recorded {', '.join(sorted(names))} changed"
-    for content, by_run in old_numbers.items():
-        for key, values in by_run.items():
-            now = numbers[content].get(key, {})
-            for names, value in values.items():
-                if now.get(names) != value:
-                    name = " ".join(map(str, names))
-                    yield f"{_run_text(key)}: {content} {name} was {value}, now {now.get(names, 'missing')}"
+def _evaluations(defined):
+    """Returns the names of the evaluations in settings that :func:`configured_settings` returns, or None."""
+    return set(defined or ()) - {""}
 
 
-def _run_text(key):
-    experiment, attention, method, changes, seed = key
-    return "/".join(filter(None, (experiment, f"{attention}_{method}", changes, f"seed-{seed}")))
+def _differences(run, line, defined) -> Iterator[str]:
+    """Yields the differences of a run's settings from ``defined``, those in configs."""
+    evaluations = line["evaluations"]
+    unknown = set() if defined is None else evaluations.keys() - defined.keys()
+    for name in sorted(unknown):
+        yield f"its evaluation {name} is not defined in configs"
+    settings = compared(line["config"], run.method, evaluations)
+    for name in evaluations:
+        settings.setdefault(name, {})  # one without settings differs, too
+    for name, texts in different_settings(settings, defined).items():
+        if name not in unknown:
+            for text in texts:
+                yield f"its settings differ from those in configs: {text}"
+
+
+def _usual_metrics(lines, measurements):
+    """Returns {(experiment, changes): {(evaluation, metric) that a run has}}."""
+    usual = {}
+    for run in lines:
+        names = usual.setdefault((run.experiment, run.changes), set())
+        names.update(measurements.get(row_key(run), ()))
+    return usual
+
+
+def _shared_problems(lines, numbers):
+    """Returns {run: texts} about data other than that of the first run of ``lines``, and copied numbers."""
+    problems = {}
+    for run, other in recorded_results.runs_on_other_data(lines):
+        problems.setdefault(run, []).append(f"it was trained on other data than {other} (data)")
+    owners = {}
+    for run, line in lines.items():
+        rows = numbers["measurements"].get(row_key(run), {})
+        own = fingerprint(rows, _curve(run, numbers))
+        if own and not endings.is_diverged(line):
+            owner = owners.setdefault((replace(run, seed=0), own), run)
+            if owner != run:
+                problems.setdefault(run, []).append(f"all its numbers are those of {owner}")
+    return problems

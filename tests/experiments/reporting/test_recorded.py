@@ -130,7 +130,7 @@ def test_records_are_read_like_runs(folder, records):
 
 
 @pytest.mark.parametrize("name, old, new, problem", [
-    ("measurements/lm-mini.csv", ",rope,,2,", ",rope,,1,", "two lines differ at most in the value"),
+    ("measurements/lm-mini.csv", ",rope,,2,", ",rope,,1,", f"(line 8 repeats test perplexity of {RUN})"),
     ("curves/lm-mini.csv", ",400.0", ",many", "could not convert"),
     ("settings/lm-mini.jsonl", '"kind": "lm"', '"kind": "lmm"', "unknown kind 'lmm': expected one of "),
     ("settings/lm-mini.jsonl", '"finished": ', '"ending": ', "finished: this key is missing"),
