@@ -91,6 +91,17 @@ def recalled(method, changes=""):
     return f"{statistics.mean(found):.1f}"
 
 
+def searched(method):
+    """Returns the measured and the published loss of a method in RoPER's search at its published size."""
+    [measured] = values_of_seeds("synthetic_lm-search", "softmax", method, "test", "nats")
+    [cell] = [
+        cell
+        for cell in load("roper").cells
+        if (cell.column, cell.method) == ("search", method) and cell.published
+    ]
+    return f"{measured:.4f}", f"{cell.published[0]:.4f}"
+
+
 QUOTED = [
     # (file, pattern whose groups are numbers, function that returns what they should be)
     (
@@ -124,6 +135,11 @@ QUOTED = [
         r"it finds (\S+)% of the values with RoPE, (\S+)% if\s+only every second layer has RoPE, "
         r"and (\S+)% with LRPE",
         lambda: [recalled("rope"), recalled("rope", "train.encoding_interval=2"), recalled("lrpe_decay")],
+    ),
+    (
+        "README.md",
+        r"RoPE has (\S+) nats \(published: (\S+)\) and RoPER (\S+) \((\S+)\)",
+        lambda: [*searched("rope"), *searched("roper")],
     ),
     ("README.md", r"all (\d+) models\]", lambda: [rows("extrapolation")]),
     ("README.md", r"trains (\w+) small\s+language models", lambda: [rows("quickstart")]),

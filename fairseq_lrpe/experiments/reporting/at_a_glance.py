@@ -1,11 +1,11 @@
 """A table of the methods that are best in something, for the page of findings."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.reporting.measured_columns import FOR_COMPARISON, MeasuredColumn
+from fairseq_lrpe.experiments.reporting.findings import Findings
+from fairseq_lrpe.experiments.reporting.measured_columns import FOR_COMPARISON
 from fairseq_lrpe.experiments.reporting.renderers import Bold
 
 BEST = 3
@@ -30,23 +30,29 @@ PROPERTIES = (
 )
 
 
-def at_a_glance(attention: str, column_of: Callable[[str, str, str], MeasuredColumn]) -> pd.DataFrame:
+def at_a_glance(findings: Findings, attention: str) -> pd.DataFrame:
     """Returns the methods that are among the best of a property, with all properties, and NoPE and RoPE.
 
     Args:
+        findings: the recorded runs.
         attention: type of attention.
-        column_of: function that returns the column with a table's name, a name and an attention.
 
     Returns:
         A DataFrame of texts, in which the best numbers of a property are bold, and "-" stands for a missing
-        number. Methods are in the order of the first property.
+        number. Methods are in the order of the first property. It is empty if the first property was not
+        measured.
     """
-    columns = {each: column_of(each.table, each.column, attention) for each in PROPERTIES}
+    columns = {}
+    for each in PROPERTIES:
+        if findings.is_measured(each.table):
+            columns[each] = findings.column(each.table, each.column, attention)
+    first = columns.get(PROPERTIES[0])
+    if first is None or not first.rows:
+        return pd.DataFrame()
     shown = dict.fromkeys(FOR_COMPARISON)
     for each, column in columns.items():
         if each.is_goal:
             shown |= dict.fromkeys(column.ordered()[:BEST])
-    first = columns[PROPERTIES[0]]
     order = {row: number for number, row in enumerate(first.ordered())}
     lines = []
     for row in sorted(shown, key=lambda row: order.get(row, len(order))):

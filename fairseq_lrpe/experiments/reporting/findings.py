@@ -90,13 +90,14 @@ class Findings:
         }
         found = []
         for question, table in questions.items():
-            if table is None or self._is_measured(table):
+            if table is None or self.is_measured(table):
                 finding = question()
                 if finding.sentences:
                     found.append(finding)
         return found
 
-    def _is_measured(self, table):
+    def is_measured(self, table: str) -> bool:
+        """Returns whether runs of a table at scale mini are recorded."""
         scales = self.tables.get(table, {})
         return "mini" in scales and bool(scales["mini"].recorded)
 
@@ -131,7 +132,7 @@ class Findings:
 
     def _describe_guessing(self, column, attention):
         """Returns a sentence about the best rows of a column that do not learn to recall, or ""."""
-        if not self._is_measured("recall"):
+        if not self.is_measured("recall"):
             return ""
         recall = self.column("recall", "16 pairs", attention)
         guessing = [row for row in column.best_rows() if row in recall.rows and recall.mean(row) <= GUESSED]
@@ -140,7 +141,7 @@ class Findings:
         return f"Of the best, {listed(guessing)} recall at most {GUESSED}% of 16 pairs (guessing: 3%)."
 
     def _methods_with_small_cost(self, attention):
-        if not self._is_measured("training_speed"):
+        if not self.is_measured("training_speed"):
             return set()
         return methods_with_small_cost(self.tables["training_speed"]["mini"].table, attention, self.runs)
 
@@ -173,8 +174,7 @@ class Findings:
                     changes.append(f"{row} has {column.text(row)} ({base}: {column.text(base)}{note})")
             if changes:
                 sentences.append(f"In {attention} attention, {words}, {listed(changes)}.")
-        question = "What does a gate or a decay bring to the perplexity?"
-        return Finding(question, sentences, "extrapolation")
+        return Finding("What does a gate or a decay bring to the perplexity?", sentences, "extrapolation")
 
     def recall(self) -> Finding:
         sentences = self._highest_accuracies("recall", "32 pairs", "With 32 pairs of a key and a value")

@@ -128,8 +128,8 @@ def _glances(findings):
     """Returns {attention: Markdown of its methods at a glance}, without attentions that have no numbers."""
     texts = {}
     for attention in ATTENTIONS:
-        frame = at_a_glance(attention, findings.column)
-        if (frame.drop(columns="method") != "-").any(axis=None):
+        frame = at_a_glance(findings, attention)
+        if len(frame):
             texts[attention] = _text([Section("", frame)])
     return texts
 

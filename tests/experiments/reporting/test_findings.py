@@ -90,13 +90,14 @@ def test_answers():
 def test_methods_at_a_glance():
     """The three best rows and those for comparison; the best and a row with the same digits are bold."""
     rows = {**ROWS, "xPos": 7.001, "PER": 7.5}
-    names = {each.table for each in PROPERTIES}
-    tables = {name: {"mini": MeasuredTable(Table(name, "mini"), set(), set(), None)} for name in names}
-    frame = at_a_glance("linear", Findings(records(rows), tables).column)
+    measured = records(rows)
+    tables = {"extrapolation": {"mini": MeasuredTable(extrapolation(), set(), set(measured), None)}}
+    frame = at_a_glance(Findings(measured, tables), "linear")
     assert list(frame["method"]) == ["ALiBi", "xPos", "FoX", "RoPE", "NoPE"]
     assert frame.iloc[1, 1] == "7.02" and isinstance(frame.iloc[1, 1], Bold)
     assert frame.iloc[2, 1] == "7.03" and not isinstance(frame.iloc[2, 1], Bold)
-    assert set(frame.iloc[:, -1]) == {"-"}
+    assert list(frame) == ["method", *(each.heading for each in PROPERTIES[:2])]
+    assert at_a_glance(Findings({}, {}), "linear").empty
 
 
 def test_ranks():
