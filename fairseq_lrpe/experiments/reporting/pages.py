@@ -1,5 +1,6 @@
 """The Markdown pages of recorded results: the index FOLDER.md, FOLDER/TABLE.md for tables, findings.md."""
 
+import csv
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ def pages(folder: Path) -> dict[Path, str]:
     for message in omissions(records):
         print(f"results: {message}", file=sys.stderr)
     runs = by_run(readable(records))
+    hours = _read_hours(folder)
     notes = {path.stem: _read_note(path) for path in (folder / "notes").glob("[!.]*.md")}
     texts = {}
     rows = []
@@ -93,6 +95,8 @@ def pages(folder: Path) -> dict[Path, str]:
         row = {"table": link, "title": spec.settings.title, "rows": f"{len(spec.rows)}"}
         for scale in reversed(SCALES):
             row[scale] = scales[scale].counts if scale in scales else "-"
+        if hours:
+            row["V100 hours"] = hours.get(name, "-")
         rows.append(row)
     findings = folder.with_name("findings.md")
     texts[findings] = _findings_page(folder, Findings(runs, measured))
@@ -100,9 +104,19 @@ def pages(folder: Path) -> dict[Path, str]:
         "results_index.md.jinja",
         mark=MARK,
         tables=_text([Section("", pd.DataFrame(rows))]),
+        has_hours=bool(hours),
         others=_other_pages(folder),
     )
     return {folder.with_name(f"{folder.name}.md"): index, **texts}
+
+
+def _read_hours(folder):
+    """Returns {table: hours} of the file that scripts/estimate_hours.sh writes, or {} without the file."""
+    path = folder / "estimated_hours.csv"
+    if not path.exists():
+        return {}
+    with open(path, newline="", encoding="utf-8") as file:
+        return {line["table"]: line["hours"] for line in csv.DictReader(file)}
 
 
 def _read_note(path):

@@ -65,7 +65,8 @@ def _counted(counter):
     """Returns texts with their counts, such as "a (2 runs), b (1 run)"; a single text has no count."""
     if len(counter) == 1:
         return next(iter(counter))
-    return ", ".join(f"{text} ({count} run{'s' * (count != 1)})" for text, count in counter.most_common())
+    ordered = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{text} ({count} run{'s' * (count != 1)})" for text, count in ordered)
 
 
 def metrics(summary: pd.DataFrame) -> str:

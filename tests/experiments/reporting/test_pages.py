@@ -100,6 +100,14 @@ def test_index(records):
     assert "- [A page of ours](records/own.md)" in index
 
 
+def test_index_with_estimated_hours(records):
+    (records / "estimated_hours.csv").write_text('table,hours\ntmlr_table2,"1,070"\n')
+    written(records)
+    index = records.with_name("records.md").read_text()
+    assert "| rows | mini | small | full | V100 hours |" in index and " | 0 of 80 | 1,070 |" in index
+    assert re.search(r"\| quickstart \| .* \| - \|\n", index) and "hours of one V100" in index
+
+
 def test_outdated_pages_are_removed(records, monkeypatch):
     written(records)
     (records / "own.md").write_text("# A page of ours\n")
