@@ -182,16 +182,13 @@ def test_answers_state_their_basis():
         stated = re.match(r" \(\d seeds; [\d +]+ layers of width \d+, [\d,]+ updates\): ", line)
         assert bool(stated) == is_measured, (question, line)
         for name, rest in re.findall(r'href="#card-(\w+)">\w+</a>( \([^)]*\))?', line):
-            assert ("causal only" in rest) == (not METHODS[name].encoding_class.bidirectional), (
-                question,
-                name,
-            )
+            assert ("causal only" in rest) == (not METHODS[name].bidirectional), (question, name)
     two_seeds = dict(lines)["Images, linear attention"]
     assert "(2 seeds; " in two_seeds and "no encoding can be told apart" in two_seeds
     cards = text.split("<h2>Encodings</h2>")[1]
     for name in ("fox", "rope", "alibi"):
         card = cards.split(f'id="card-{name}"')[1].split("</section>")[0]
-        assert ("<dd>causal only</dd>" in card) == (not METHODS[name].encoding_class.bidirectional)
+        assert ("<dd>causal only</dd>" in card) == (not METHODS[name].bidirectional)
 
 
 @pytest.mark.slow
