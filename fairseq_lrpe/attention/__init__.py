@@ -31,7 +31,7 @@ from fairseq_lrpe.attention.torch_adapter import (
 from fairseq_lrpe.attention.weights import attention_weights
 from fairseq_lrpe.ops import LinearState
 
-# torch.load then reads saved states without weights_only=False.
+# torch.load, which by default reads weights only, then reads saved states, too.
 torch.serialization.add_safe_globals([AttentionState, KeyState, LinearState])
 if TorchVersion(torch.__version__) >= "2.6":  # states that version 1.0 saved
     torch.serialization.add_safe_globals(

@@ -58,9 +58,9 @@ class ConvSPE(GatedSPE):
         if kernel_size < 1:
             raise ValueError(f"conv_spe needs a kernel size of at least 1, not {kernel_size}")
         shape = (self.num_heads, self.head_dim, kernel_size)
-        self.kernel_q, self.kernel_k = (
-            nn.Parameter(torch.rand(*shape) * (2 / kernel_size) ** 0.5) for _ in range(2)
-        )
+        scale = (2 / kernel_size) ** 0.5
+        self.kernel_q = nn.Parameter(torch.rand(*shape) * scale)
+        self.kernel_k = nn.Parameter(torch.rand(*shape) * scale)
         self.add_gate(draws=1)
         # A decoding step needs the noise of this many blocks at most, which the next step needs again.
         self._blocks = Constants(maxsize=(kernel_size + _BLOCK_SIZE - 2) // _BLOCK_SIZE + 1)
@@ -146,8 +146,9 @@ class ConvSPE(GatedSPE):
             count = min(rows, length - start)
             window = noise[:, :, start : start + count + size - 1]
             blocks.append(matrix[:, :, :count, : count + size - 1] @ window)
-        positional_factor, constant_factor = (x[..., None] for x in self.amplitudes())
-        return positional_factor * torch.cat(blocks, dim=2) + constant_factor * constant.unsqueeze(2)
+        positional, unpositional = self.amplitudes()
+        noise_part = positional[..., None] * torch.cat(blocks, dim=2)
+        return noise_part + unpositional[..., None] * constant.unsqueeze(2)
 
 
 def _range(x, offset):

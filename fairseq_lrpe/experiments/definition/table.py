@@ -182,16 +182,17 @@ class Table(TableSpec):
         with changes, such as token positions, is compared with the one without.
         """
         method = self.settings.baseline
-        baselines = {}
+        baselines = []
         for other in self.cells:
             if (other.attention, other.column, other.method) == (cell.attention, cell.column, method):
-                baselines[str(other.change_values)] = other
-        unchanged = baselines.get("[]")
-        if cell.method == method:
-            return None if unchanged is cell else unchanged
-        if len(baselines) == 1:
-            return next(iter(baselines.values()))
-        return baselines.get(str(cell.change_values), unchanged)
+                baselines.append(other)
+        if len(baselines) > 1:
+            unchanged = [other for other in baselines if not other.change_values]
+            same = [other for other in baselines if other.change_values == cell.change_values]
+            baselines = unchanged if cell.method == method else same or unchanged
+        if not baselines or baselines[0] is cell:
+            return None
+        return baselines[0]
 
     def runs(self, methods: Collection[str] = ()) -> list[Run]:
         """Returns the runs of all methods, or of ``methods``, and the runs that these need, in order.

@@ -50,16 +50,18 @@ def at_a_glance(findings: Findings, attention: str) -> pd.DataFrame:
     if first is None or not first.rows:
         return pd.DataFrame()
     shown = dict.fromkeys(FOR_COMPARISON)
+    best_texts = {}
     for each, column in columns.items():
-        if each.is_goal:
-            shown |= dict.fromkeys(column.ordered()[:BEST])
+        if each.is_goal and column.rows:
+            best = column.ordered()[:BEST]
+            shown |= dict.fromkeys(best)
+            best_texts[each] = column.text(best[0])
     order = {row: number for number, row in enumerate(first.ordered())}
     lines = []
     for row in sorted(shown, key=lambda row: order.get(row, len(order))):
         line = {"method": row}
         for each, column in columns.items():
             text = column.text(row) if row in column.rows else "-"
-            is_best = each.is_goal and text in [column.text(best) for best in column.ordered()[:1]]
-            line[each.heading] = Bold(text) if is_best else text
+            line[each.heading] = Bold(text) if text == best_texts.get(each) else text
         lines.append(line)
     return pd.DataFrame(lines, dtype=object)

@@ -9,11 +9,7 @@ import pandas as pd
 from fairseq_lrpe.experiments.definition.run import experiment_of, is_seed
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.differences import INTERVALS, Differences
-from fairseq_lrpe.experiments.reporting.recorded_results import (
-    is_recorded,
-    read_recorded,
-    read_settings,
-)
+from fairseq_lrpe.experiments.reporting.recorded_results import is_recorded, read_recorded
 from fairseq_lrpe.experiments.reporting.records import read_run
 from fairseq_lrpe.experiments.reporting.renderers import Section
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord, readable
@@ -55,8 +51,7 @@ def read_seeds(folder: Path) -> list[RunRecord]:
 
 def _recorded_seeds(folder, recorded):
     """Returns the records of all seeds of the run that would have the folder ``folder``."""
-    seeds = [run.folder(recorded) for run in read_settings(recorded)]
-    found = read_recorded(recorded, [path for path in seeds if path.parent == folder])
+    found = read_recorded(recorded, lambda run: (recorded / str(run)).parent == folder)
     if not found:
         raise UserError(
             f"{recorded} has no record of {folder.relative_to(recorded)}: `lrpe results` shows them"

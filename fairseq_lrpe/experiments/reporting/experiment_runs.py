@@ -9,7 +9,7 @@ import pandas as pd
 from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import summarize_runs
 from fairseq_lrpe.experiments.reporting.omissions import changed_extensions
-from fairseq_lrpe.experiments.reporting.records import read_runs
+from fairseq_lrpe.experiments.reporting.records import read_runs, read_runs_of
 from fairseq_lrpe.experiments.reporting.renderers import Section, heading
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord
 from fairseq_lrpe.utils.errors import UserError
@@ -24,10 +24,9 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     Raises:
         UserError: if the results folder has no run of the experiment.
     """
-    runs = read_runs(results)
-    records = [record for record in runs if record.run.experiment == experiment]
+    records = read_runs_of(experiment, results)
     if not records:
-        names = dict.fromkeys(record.run.experiment for record in runs)
+        names = dict.fromkeys(record.run.experiment for record in read_runs(results))
         existing = f"it has runs of {', '.join(names)}" if names else "it has no runs at all"
         raise UserError(f"{results} has no run of the experiment {experiment!r}: {existing}")
     for message in changed_extensions(records):

@@ -51,6 +51,7 @@ class MeasuredColumn:
         self.rows: dict[str, str] = {}  # {row: method}
         self.values = {}
         self.metric = None
+        self.is_falling = True
         for cell in table.cells:
             if (cell.column, cell.attention) != (name, attention) or cell.method not in METHODS:
                 continue
@@ -94,7 +95,7 @@ class MeasuredColumn:
 
     def ordered(self) -> list[str]:
         """Returns the rows in the order of their means, the best one first."""
-        return sorted(self.rows, key=self.mean, reverse=bool(self.rows) and not self.is_falling)
+        return sorted(self.rows, key=self.mean, reverse=not self.is_falling)
 
     def best_rows(self) -> list[str]:
         """Returns the best row, and in the order of their means those that cannot be told apart from it."""

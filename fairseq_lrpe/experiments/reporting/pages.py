@@ -115,8 +115,10 @@ def _read_hours(folder):
     path = folder / "estimated_hours.csv"
     if not path.exists():
         return {}
-    with open(path, newline="", encoding="utf-8") as file:
-        return {line["table"]: line["hours"] for line in csv.DictReader(file)}
+    header, *lines = list(csv.reader(path.read_text("utf-8").splitlines())) or [[]]
+    if header != ["table", "hours"] or any(len(line) != len(header) for line in lines):
+        raise UserError(f"{path} is damaged: restore it, or write it with `bash scripts/estimate_hours.sh`")
+    return dict(lines)
 
 
 def _read_note(path):

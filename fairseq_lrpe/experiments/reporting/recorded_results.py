@@ -4,7 +4,7 @@ The folder contains settings/EXPERIMENT.jsonl, with one JSON object per run, mea
 one line per number, curves/EXPERIMENT.csv, with one line per point, and attention_weights.csv.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -67,14 +67,15 @@ def runs_on_other_data(lines: Mapping[Run, dict]) -> Iterator[tuple[Run, Run]]:
             yield run, other
 
 
-def read_recorded(folder: Path, folders: Collection[Path] | None = None) -> list[RunRecord]:
+def read_recorded(folder: Path, is_selected: Callable[[Run], bool] | None = None) -> list[RunRecord]:
     """Returns the records of recorded runs, without numbers whose settings in configs have changed since.
 
-    ``folders`` are the folders that the runs to read would have below ``folder`` (default: all runs).
+    ``is_selected`` returns whether a run is read (default: all are). Comparing the settings of a run with
+    configs takes most of the time.
     """
     lines = read_settings(folder)
-    if folders is not None:
-        lines = {run: line for run, line in lines.items() if run.folder(folder) in folders}
+    if is_selected:
+        lines = {run: line for run, line in lines.items() if is_selected(run)}
     measured = read_by_run((folder / "measurements").glob("[!.]*.csv"), MEASUREMENTS)
     curves = read_by_run((folder / "curves").glob("[!.]*.csv"), POINTS)
     records = []

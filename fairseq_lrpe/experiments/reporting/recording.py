@@ -153,8 +153,10 @@ def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> 
     Returns:
         A line for each number outside the tolerance, followed by a summary; and whether no number is.
     """
-    recorded = by_run(readable(recorded_results.read_recorded(folder)))
     finished, refused = finished_runs(results, runs)
+    experiments = {run.experiment for run in finished}
+    records = recorded_results.read_recorded(folder, lambda run: run.experiment in experiments)
+    recorded = by_run(readable(records))
     numbers = pd.DataFrame(measurement_rows(recorded), columns=MEASUREMENTS)
     spread = numbers.groupby([*RUN[:4], "evaluation", "metric"])["value"].std().fillna(0.0)
     groups = {"off": [], "without a record": [], "on other data": [], "not compared": refused}

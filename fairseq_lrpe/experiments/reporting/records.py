@@ -26,10 +26,17 @@ def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[Ru
     if not results.is_dir():
         raise UserError(f"the results folder {results} does not exist: pass the folder of your runs")
     if is_recorded(results):
-        return read_recorded(results, folders)
+        return read_recorded(results, None if folders is None else lambda run: results / str(run) in folders)
     if folders is None:
         folders = run_folders(results)
     return [read_run(folder, results) for folder in folders if _is_run(folder)]
+
+
+def read_runs_of(experiment: str, results: Path) -> list[RunRecord]:
+    """Returns the records of an experiment's runs in a results folder or a folder of recorded results."""
+    if is_recorded(results):
+        return read_recorded(results, lambda run: run.experiment == experiment)
+    return read_runs(results, run_folders(results, Path(experiment)))
 
 
 def _is_run(folder):

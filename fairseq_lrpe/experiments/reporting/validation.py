@@ -53,8 +53,9 @@ def validate(folder: Path, base: Path | None = None) -> list[str]:
     checked = [run for run in lines if run not in before]
     configured = configured_settings(checked)
     usual = _usual_metrics(lines, numbers["measurements"])
-    earlier_lines = {run: lines[run] for run in before if run in lines}
-    shared = _shared_problems(earlier_lines | lines, numbers)
+    # Runs of the base come first: others must have their data, and are the copies of equal ones.
+    ordered = {run: lines[run] for run in [*before, *lines] if run in lines}
+    shared = _shared_problems(ordered, numbers)
     for run in checked:
         line = lines[run]
         points = _curve(run, numbers)

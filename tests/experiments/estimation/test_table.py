@@ -1,11 +1,13 @@
 """The option --estimate of `lrpe table` and `lrpe train`."""
 
+import csv
 import json
 
 import pytest
-from support.tiny import BIN, output_of, run_command, run_here
+from support.tiny import BIN, REPOSITORY, output_of, run_command, run_here
 
 from fairseq_lrpe.cli import table, train
+from fairseq_lrpe.experiments.definition.config_files import tables
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 
 
@@ -25,6 +27,16 @@ def test_table_groups_trials_and_seeds(tmp_path):
     assert rows["glue/wikibook/linear_base/task=RTE"][0] == str(5 * 4)
     assert lines[0].startswith("Not finished: ") and "on 1 × v100, one training after the other" in lines[0]
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_hours_of_the_results_page(tmp_path):
+    """If this test fails, run `bash scripts/estimate_hours.sh`."""
+    with open(REPOSITORY / "docs/results/estimated_hours.csv", newline="") as file:
+        hours = {line["table"]: line["hours"] for line in csv.DictReader(file)}
+    assert len(hours) > 10 and hours.keys() <= set(tables())
+    _, lines = estimate(table.main, "roper", "--results", tmp_path)
+    assert lines[0].startswith(f"Not finished: {hours['roper']} hours on 1 × v100")
 
 
 def test_hours_of_a_gpu(tmp_path):

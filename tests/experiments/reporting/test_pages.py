@@ -106,6 +106,11 @@ def test_index_with_estimated_hours(records):
     index = records.with_name("records.md").read_text()
     assert "| rows | mini | small | full | V100 hours |" in index and " | 0 of 80 | 1,070 |" in index
     assert re.search(r"\| quickstart \| .* \| - \|\n", index) and "hours of one V100" in index
+    for damaged in ("", "table,hours\ntmlr_table2\n", "name,hours\n"):
+        (records / "estimated_hours.csv").write_text(damaged)
+        done = call(records, "--write-docs", records)
+        [line] = done.stderr.splitlines()
+        assert done.returncode == 1 and "estimated_hours.csv is damaged: restore it" in line
 
 
 def test_outdated_pages_are_removed(records, monkeypatch):

@@ -375,6 +375,12 @@ def test_rows_with_changes_are_compared_with_the_unchanged_baseline():
     assert {"NoPE with a convolution", "RoPE in every second layer"} <= baselines.keys()
 
 
+def test_a_single_baseline_is_that_of_all_methods():
+    table = Table("tmlr_table2", "mini")
+    baselines = {cell.method: table.baseline(cell) for cell in table.cells}
+    assert baselines.pop("base") is None and {cell.method for cell in baselines.values()} == {"base"}
+
+
 def test_average_over_columns_of_different_lengths(runs, configs):
     """The average of a seed needs the seed in all columns; their lengths may differ."""
     short = {**MEASURED, "changes": {"updates": 50}}
