@@ -1,6 +1,7 @@
 """The rules for a recorded run's measurements and curve."""
 
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping
 
 from fairseq_lrpe.experiments.definition.kinds import KINDS
@@ -56,12 +57,17 @@ def measurement_problems(
             expected |= {metric for evaluation, metric in usual if evaluation == name}
         for metric in sorted(expected.intersection(kind.metrics).difference(metrics[name])):
             yield f"its evaluation {name} has no {metric}"
+    possible = {}
     for (evaluation, metric), (value, _) in rows.items():
         known = SPEEDS if evaluation == "training" else (*kind.metrics, *SPEEDS)
         if metric not in known:
             yield f"its evaluation {evaluation} has the unknown metric {metric}: expected {', '.join(known)}"
         elif wrong := _wrong_value(metric, value, endings.is_diverged(line)):
             yield f"its {evaluation} {metric} is {value:g}: {wrong}"
+        else:
+            possible.setdefault(evaluation, {})[metric] = value
+    for evaluation, values in possible.items():
+        yield from _contradictions(evaluation, values)
 
 
 def _wrong_value(metric, value, is_diverged):
@@ -74,6 +80,25 @@ def _wrong_value(metric, value, is_diverged):
         return None
     limits = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
     return f"expected a finite number {limits}"
+
+
+def _contradictions(evaluation, values):
+    """Yields a text for each metric that contradicts the evaluation's bits per token.
+
+    perplexity = 2^bits and nats = ln 2 · bits. fairseq rounds a perplexity to 2 decimals, bits to 3 or 4.
+    """
+    bits = values.get("bits", math.nan)
+    perplexity = 2**bits if bits < sys.float_info.max_exp else math.inf
+    expected = {
+        "perplexity": (perplexity, 0.005 + 0.0005 * math.log(2) * perplexity),
+        "nats": (math.log(2) * bits, 1e-6),
+    }
+    for metric, (implied, rounding) in expected.items():
+        if abs(values.get(metric, implied) - implied) > rounding:
+            yield (
+                f"its {evaluation} {metric} is {values[metric]:g}, which contradicts its {bits:g} bits: "
+                f"expected {implied:g}"
+            )
 
 
 def curve_problems(points: Mapping[int, float], line: dict) -> Iterator[str]:

@@ -151,6 +151,12 @@ PERPLEXITY = "perplexity,87.25"
 @pytest.mark.parametrize(("name", "pattern", "replacement", "messages"), [
     (MEASUREMENTS, PERPLEXITY, "perplexity,inf",
      ["its test perplexity is inf: expected a finite number of at least 1"]),
+    (MEASUREMENTS, PERPLEXITY, "perplexity,87.35",
+     ["its test perplexity is 87.35, which contradicts its 6.4472 bits: expected 87.2571"]),
+    (MEASUREMENTS, "nats,4.46", "nats,4.45",
+     ["its test nats is 4.45886, which contradicts its 6.4472 bits: expected 4.46886"]),
+    (MEASUREMENTS, "bits,6.4472", "bits,6444.72",
+     ["its test nats is 4.46886, which contradicts its 6444.72 bits: expected 4467.14"]),
     (MEASUREMENTS, "bits,6", "bits,-6", ["its test bits is -6.4472: expected a finite number of at least 0"]),
     (MEASUREMENTS, PERPLEXITY, "perplexity,nan",
      ["its test perplexity is nan: expected a number, because its settings name no divergence (ended)"]),
