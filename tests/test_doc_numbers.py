@@ -86,8 +86,8 @@ def mean_perplexity(attention, method, length):
     return f"{statistics.mean(perplexities(attention, method, length)):.2f}"
 
 
-def recalled(method, changes=""):
-    found = values_of_seeds("synthetic_lm-mqar_mini", "linear", method, "pairs_16", "accuracy", changes)
+def recalled(method, changes="", attention="linear"):
+    found = values_of_seeds("synthetic_lm-mqar_mini", attention, method, "pairs_16", "accuracy", changes)
     return f"{statistics.mean(found):.1f}"
 
 
@@ -133,8 +133,14 @@ QUOTED = [
     (
         "README.md",
         r"it finds (\S+)% of the values with RoPE, (\S+)% if\s+only every second layer has RoPE, "
-        r"and (\S+)% with LRPE",
-        lambda: [recalled("rope"), recalled("rope", "train.encoding_interval=2"), recalled("lrpe_decay")],
+        r"and (\S+)% with LRPE and a decay\. Softmax attention finds (\S+)% and (\S+)% with the first two\.",
+        lambda: [
+            recalled("rope"),
+            recalled("rope", "train.encoding_interval=2"),
+            recalled("lrpe_decay"),
+            recalled("rope", attention="softmax"),
+            recalled("rope", "train.encoding_interval=2", attention="softmax"),
+        ],
     ),
     (
         "README.md",

@@ -48,7 +48,7 @@ TABLES = {  # number of runs at full scale and at --scale mini
     "roper_wikipedia": (2, 2 * 3),
     "extrapolation": (115 * 3, 115 * 3),
     "rope_scaling": (10 * 3, 10 * 3),
-    "recall": (132 * 3 * (1 + 4), 132 * 3),  # full chooses one of four learning rates
+    "recall": (146 * 3 * (1 + 4), 146 * 3),  # full chooses one of four learning rates
     "length_generalization": (115 * 3 * 2, 115 * 3),  # mini lacks sum
     "needle": (115 * 3, 115 * 3),
     "training_speed": (115 * 2 * 3, 115 * 2),  # two lengths
