@@ -85,9 +85,12 @@ def _wrong_value(metric, value, is_diverged):
 def _contradictions(evaluation, values):
     """Yields a text for each metric that contradicts the evaluation's bits per token.
 
-    perplexity = 2^bits and nats = ln 2 · bits. fairseq rounds a perplexity to 2 decimals, bits to 3 or 4.
+    perplexity = 2^bits, but fairseq rounds perplexities to 2 decimals, and bits to 3 or 4.
+    nats = ln 2 · bits, of the rounded bits.
     """
-    bits = values.get("bits", math.nan)
+    if "bits" not in values:
+        return
+    bits = values["bits"]
     perplexity = 2**bits if bits < sys.float_info.max_exp else math.inf
     expected = {
         "perplexity": (perplexity, 0.005 + 0.0005 * math.log(2) * perplexity),
