@@ -7,6 +7,7 @@ import pandas as pd
 from fairseq_lrpe.experiments.reporting.findings import Findings
 from fairseq_lrpe.experiments.reporting.measured_columns import FOR_COMPARISON
 from fairseq_lrpe.experiments.reporting.renderers import Bold
+from fairseq_lrpe.experiments.reporting.settings import machine
 
 BEST = 3
 """Number of rows of each property that the table shows."""
@@ -65,3 +66,11 @@ def at_a_glance(findings: Findings, attention: str) -> pd.DataFrame:
             line[each.heading] = Bold(text) if text == best_texts.get(each) else text
         lines.append(line)
     return pd.DataFrame(lines, dtype=object)
+
+
+def machines_of_speed(findings: Findings) -> set[str]:
+    """Returns the machines that measured the speed of training, of which each has ratios of its own."""
+    if not findings.is_measured("training_speed"):
+        return set()
+    recorded = findings.tables["training_speed"]["mini"].recorded
+    return {machine(findings.runs[run].settings) for run in recorded}

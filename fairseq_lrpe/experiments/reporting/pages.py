@@ -12,7 +12,7 @@ from fairseq_lrpe.experiments.definition.table_settings import SCALES
 from fairseq_lrpe.experiments.definition.table_spec import TableSpec
 from fairseq_lrpe.experiments.reporting import recorded_results
 from fairseq_lrpe.experiments.reporting import table_parts as parts
-from fairseq_lrpe.experiments.reporting.at_a_glance import at_a_glance
+from fairseq_lrpe.experiments.reporting.at_a_glance import at_a_glance, machines_of_speed
 from fairseq_lrpe.experiments.reporting.blocks import render
 from fairseq_lrpe.experiments.reporting.differences import corrected_for
 from fairseq_lrpe.experiments.reporting.findings import Findings
@@ -135,6 +135,7 @@ def _findings_page(folder, findings):
         findings=answered,
         models=list(findings.describe_models()),
         glances=_glances(findings),
+        machines_of_speed=machines_of_speed(findings),
         figures={path.name for path in folder.parent.glob("*.png")},
     )
     return text.rstrip() + "\n"

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.reporting.at_a_glance import PROPERTIES, at_a_glance
+from fairseq_lrpe.experiments.reporting.at_a_glance import PROPERTIES, at_a_glance, machines_of_speed
 from fairseq_lrpe.experiments.reporting.findings import GATED, LEAST_RANKED, Findings
 from fairseq_lrpe.experiments.reporting.measured_columns import MeasuredColumn, listed
 from fairseq_lrpe.experiments.reporting.measured_tables import MeasuredTable
@@ -98,6 +98,16 @@ def test_methods_at_a_glance():
     assert frame.iloc[2, 1] == "7.03" and not isinstance(frame.iloc[2, 1], Bold)
     assert list(frame) == ["method", *(each.heading for each in PROPERTIES[:2])]
     assert at_a_glance(Findings({}, {}), "linear").empty
+
+
+def test_machines_of_speed():
+    measured = records(ROWS)
+    table = MeasuredTable(extrapolation(), set(), set(measured), None)
+    findings = Findings(measured, {"training_speed": {"mini": table}})
+    assert machines_of_speed(findings) == {"CPU"}
+    next(iter(measured.values())).settings["machine"] = "H200"
+    assert machines_of_speed(findings) == {"CPU", "H200"}
+    assert machines_of_speed(Findings({}, {})) == set()
 
 
 def test_ranks():
