@@ -93,7 +93,10 @@ def test_last_value_of_the_curve_is_a_metric(configs, tmp_path):
 
 
 def test_recall_has_the_learning_rates_of_its_search():
-    """Each row has the rate with the lowest validation loss of seed 1, or 3e-3 without a full search."""
+    """Each row has the rate with the lowest validation loss of seed 1.
+
+    Until the search has measured all rows, all have 3e-3: tuned rows cannot be compared with others.
+    """
     search = Table("recall_learning_rates", "mini")
     records = by_run(readable(recorded_results.read_recorded(RECORDED)))
     measured = measure_cells(search, records)
@@ -103,10 +106,11 @@ def test_recall_has_the_learning_rates_of_its_search():
         if values:
             loss = math.inf if math.isnan(values[1]) else values[1]
             losses.setdefault((cell.attention, cell.row), {})[rate_of(cell)] = loss
+    is_finished = all(len(of_row) == 3 for of_row in losses.values())
     wrong = []
     for cell in Table("recall", "mini").cells:
         of_row = losses.get((cell.attention, cell.row), {})
-        best = min(of_row, key=of_row.get) if len(of_row) == 3 else "0.003"
+        best = min(of_row, key=of_row.get) if is_finished else "0.003"
         if rate_of(cell) != best:
             wrong.append((cell.attention, cell.row, of_row))
     assert not wrong
