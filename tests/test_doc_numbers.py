@@ -12,6 +12,7 @@ from support.tiny import REPOSITORY, run_here
 from fairseq_lrpe.cli import report
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.execution import slurm
+from fairseq_lrpe.methods import ATTENTIONS
 
 RECORDED = REPOSITORY / "docs/results"
 NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "half a": 0.5, "one": 1, "a": 1, "ten": 10}
@@ -20,8 +21,13 @@ NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "half a": 0.5, "one": 1, 
 @cache
 def measured(name):
     """Returns the recorded numbers of an experiment's file as dictionaries."""
-    with open(RECORDED / f"measurements/{name}.csv", newline="") as file:
-        return list(csv.DictReader(file))
+    lines = []
+    for attention in ATTENTIONS:
+        path = RECORDED / f"measurements/{name}-{attention}.csv"
+        if path.exists():
+            with open(path, newline="") as file:
+                lines += csv.DictReader(file)
+    return lines
 
 
 @cache

@@ -9,7 +9,7 @@ RECORDS = REPOSITORY / "docs/results"
 RUN = "lm/quickstart/linear_rope/seed-1"
 ROW = "lm/quickstart,linear,rope,,1,"
 SETTINGS = "settings/lm-quickstart.jsonl"
-MEASUREMENTS = "measurements/lm-quickstart.csv"
+MEASUREMENTS = "measurements/lm-quickstart-linear.csv"
 CURVES = "curves/lm-quickstart.csv"
 
 

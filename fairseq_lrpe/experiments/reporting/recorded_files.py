@@ -9,7 +9,16 @@ from pathlib import Path
 import pandas as pd
 
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.reporting.recorded_results import MEASUREMENTS, POINTS, RUN, read_csv, types_of
+from fairseq_lrpe.experiments.reporting.recorded_results import (
+    MEASUREMENTS,
+    POINTS,
+    RUN,
+    curves_file,
+    measurements_file,
+    read_csv,
+    settings_file,
+    types_of,
+)
 from fairseq_lrpe.experiments.reporting.run_record import RunRecord, row_key
 from fairseq_lrpe.experiments.reporting.settings import compared, machine
 from fairseq_lrpe.utils.files import output_folder, write_atomic
@@ -28,21 +37,22 @@ def write_experiment(
         lines: {run: line in the file of settings} of all recorded runs.
         folder: the folder of recorded results.
     """
-    name = experiment.replace("/", "-")
-    recorded = {}
+    recorded = {}  # {attention: {run: record}}
     points = []
     for run, record in runs.items():
         if run.experiment == experiment:
-            recorded[run] = record
+            recorded.setdefault(run.attention, {})[run] = record
             for point in _points(record):
                 points.append(row_key(run) + point)
-    merge_rows(folder / "curves" / f"{name}.csv", POINTS, points, recorded)
-    merge_rows(folder / "measurements" / f"{name}.csv", MEASUREMENTS, measurement_rows(recorded), recorded)
+    merge_rows(folder / curves_file(experiment), POINTS, points, runs)
+    for attention, chosen in recorded.items():
+        path = folder / measurements_file(experiment, attention)
+        merge_rows(path, MEASUREMENTS, measurement_rows(chosen), chosen)
     texts = []
     for run in sorted(lines, key=row_key):
         if run.experiment == experiment:
             texts.append(json.dumps(lines[run]) + "\n")
-    write_atomic(folder / "settings" / f"{name}.jsonl", "".join(texts))
+    write_atomic(folder / settings_file(experiment), "".join(texts))
 
 
 def measurement_rows(runs: Mapping[Run, RunRecord]) -> list[tuple]:

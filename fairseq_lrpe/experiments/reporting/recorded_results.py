@@ -1,7 +1,8 @@
 """Functions that read a folder of recorded results, such as docs/results.
 
-The folder contains settings/EXPERIMENT.jsonl, with one JSON object per run, measurements/EXPERIMENT.csv, with
-one line per number, curves/EXPERIMENT.csv, with one line per point, and attention_weights.csv.
+The folder contains settings/EXPERIMENT.jsonl, with one JSON object per run,
+measurements/EXPERIMENT-ATTENTION.csv, with one line per number, curves/EXPERIMENT.csv, with one line per
+point, and attention_weights.csv.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,25 @@ POINTS = [*RUN, "updates", "value"]
 WEIGHTS = [*RUN, "distance", "value"]
 """Columns of recorded files: ``MEASUREMENTS``, ``POINTS`` of curves, ``WEIGHTS`` of attention_weights.csv."""
 TYPES = {"distance": int, "seed": int, "updates": int, "value": float}
+
+
+def settings_file(experiment: str) -> str:
+    """Returns the name of an experiment's file of settings."""
+    return f"settings/{_stem(experiment)}.jsonl"
+
+
+def measurements_file(experiment: str, attention: str) -> str:
+    """Returns the name of the file of the measurements of an experiment with a type of attention."""
+    return f"measurements/{_stem(experiment)}-{attention}.csv"
+
+
+def curves_file(experiment: str) -> str:
+    """Returns the name of an experiment's file of curves."""
+    return f"curves/{_stem(experiment)}.csv"
+
+
+def _stem(experiment):
+    return experiment.replace("/", "-")
 
 
 def is_recorded(results: Path) -> bool:

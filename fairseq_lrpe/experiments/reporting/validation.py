@@ -96,10 +96,14 @@ def _read_numbers(folder):
 
 def _file_problems(folder, lines) -> Iterator[str]:
     """Yields a line for each file with columns that reading ignores, or that recording would not update."""
-    names = {run.experiment.replace("/", "-") for run in lines}
+    written = set()
+    for run in lines:
+        written.add(folder / recorded_results.settings_file(run.experiment))
+        written.add(folder / recorded_results.measurements_file(run.experiment, run.attention))
+        written.add(folder / recorded_results.curves_file(run.experiment))
     for pattern in ("settings/[!.]*.jsonl", "measurements/[!.]*.csv", "curves/[!.]*.csv"):
         for path in sorted(folder.glob(pattern)):
-            if path.stem not in names:
+            if path not in written:
                 yield f"{path.relative_to(folder)}: no recorded experiment has this name"
     for pattern, columns in FILES.values():
         for path in sorted(folder.glob(pattern)):

@@ -48,7 +48,7 @@ def check(folder, records):
 def test_files(folder, records):
     before = content(records)
     assert call(folder, "--record", records).returncode == 0 and content(records) == before
-    lines = pd.read_csv(records / "measurements/lm-mini.csv", float_precision="round_trip")
+    lines = pd.read_csv(records / "measurements/lm-mini-linear.csv", float_precision="round_trip")
     assert list(lines.columns) == MEASUREMENTS and len(lines) == 4 * 3  # nats and bits were not measured
     assert lines.query("method == 'base' and evaluation == 'valid'")["value"].tolist() == [PERPLEXITY]
     [run] = Experiment.load("lm/mini").runs("linear", "base", [1])
@@ -60,10 +60,10 @@ def test_files(folder, records):
 
 
 def test_a_later_record_replaces_only_its_runs(records, tmp_path):
-    before = (records / "measurements/lm-mini.csv").read_text().splitlines()
+    before = (records / "measurements/lm-mini-linear.csv").read_text().splitlines()
     write(tmp_path / "other", math.nan, seed=2, points=3)
     call(tmp_path / "other", "--record", records)
-    after = (records / "measurements/lm-mini.csv").read_text().splitlines()
+    after = (records / "measurements/lm-mini-linear.csv").read_text().splitlines()
     changed = [line for line in after if line not in before]
     assert len(after) == len(before) and len(changed) == 2 and all(",rope,,2," in line for line in changed)
     points = pd.read_csv(records / "curves/lm-mini.csv").groupby(["method", "seed"]).size()
@@ -87,7 +87,7 @@ def test_runs_with_other_settings_are_refused(folder, tmp_path):
     (folder / RUN.replace("1", "5") / "run.json").write_text("{")
     done = call(folder, "--record", tmp_path / "records")
     assert done.returncode == 1 and done.stdout.endswith("records: 1 run recorded\n")
-    assert "test_512" not in (tmp_path / "records/measurements/lm-mini.csv").read_text()
+    assert "test_512" not in (tmp_path / "records/measurements/lm-mini-linear.csv").read_text()
     expected = ["evaluations.valid.context_window was 9, now 0", "train.lr was 0.1, now 0.005"]
     expected += ["flags of fairseq-train was ['--fp16'], now None"]
     expected += ["starts_from was other.pt, now None", "damaged"]
@@ -130,7 +130,10 @@ def test_records_are_read_like_runs(folder, records):
 
 
 @pytest.mark.parametrize("name, old, new, problem", [
-    ("measurements/lm-mini.csv", ",rope,,2,", ",rope,,1,", f"(line 8 repeats test perplexity of {RUN})"),
+    (
+        "measurements/lm-mini-linear.csv", ",rope,,2,", ",rope,,1,",
+        f"(line 8 repeats test perplexity of {RUN})",
+    ),
     ("curves/lm-mini.csv", ",400.0", ",many", "could not convert"),
     ("settings/lm-mini.jsonl", '"kind": "lm"', '"kind": "lmm"', "unknown kind 'lmm': expected one of "),
     ("settings/lm-mini.jsonl", '"finished": ', '"ending": ', "finished: this key is missing"),
